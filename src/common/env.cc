@@ -1,0 +1,20 @@
+// Reads environment variables; nothing else in the product calls getenv.
+#include "common/env.h"
+
+#include <cstdlib>
+
+namespace mooncake::env {
+
+std::optional<std::string> Get(const Variable& variable) {
+  const char* value = std::getenv(variable.name);
+  if (value == nullptr) return std::nullopt;
+  return std::string(value);
+}
+
+std::span<const Variable* const> All() {
+  static constexpr const Variable* kAll[] = {&kTieredConfigSeedSpelling, &kTieredConfig, &kLogLevel, &kAclLibrary,
+                                             &kUseHugepage};
+  return kAll;
+}
+
+}  // namespace mooncake::env

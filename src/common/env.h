@@ -1,0 +1,30 @@
+// Every environment variable this product reads, in one table, so that --help can list them.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+
+namespace mooncake::env {
+
+struct Variable {
+  const char* name;
+  const char* meaning;
+};
+
+inline constexpr Variable kTieredConfigSeedSpelling{
+    "MOONCAKE_TIRED_CONFIG", "tier JSON (text or file path) used when the configuration argument is empty"};
+inline constexpr Variable kTieredConfig{"MOONCAKE_TIERED_CONFIG",
+                                        "same, corrected spelling; MOONCAKE_TIRED_CONFIG wins when both are set"};
+inline constexpr Variable kLogLevel{"MC_LOG_LEVEL", "debug | info | warn | error | off (default info)"};
+inline constexpr Variable kAclLibrary{"MC_ACL_LIBRARY",
+                                      "path of the ACL runtime library (default: libascendcl.so, then libacl_rt.so)"};
+inline constexpr Variable kUseHugepage{"MC_STORE_USE_HUGEPAGE", "1: DRAM tiers on huge pages"};
+
+// Value of a variable, nullopt when unset. Call at start-up only: the environment is not guarded against setenv.
+std::optional<std::string> Get(const Variable& variable);
+
+// All of the above, for --help and the configuration reference.
+std::span<const Variable* const> All();
+
+}  // namespace mooncake::env
