@@ -1,0 +1,139 @@
+// Registration and heartbeats.
+#include "client/master_link.h"
+
+#include "common/log.h"
+#include "protocol/methods.h"
+#include "rpc/io_pool.h"
+
+namespace mooncake {
+namespace {
+
+std::shared_ptr<rpc::RpcClient> Connection(rpc::IoPool& io, const MasterLink::Options& options) {
+  rpc::ClientOptions connection;
+  connection.peer = options.master;
+  connection.self = options.self;
+  connection.expected_role = protocol::kRoleMaster;
+  connection.connect_timeout = options.attempt_timeout;
+  return rpc::RpcClient::Create(io, std::move(connection));
+}
+
+}  // namespace
+
+std::string_view ClientHealthName(ClientHealth health) {
+  switch (health) {
+    case ClientHealth::DEGRADED:
+      return "DEGRADED";
+    case ClientHealth::SYNCING:
+      return "SYNCING";
+    case ClientHealth::FULL:
+      return "FULL";
+  }
+  return "UNKNOWN";
+}
+
+MasterLink::MasterLink(rpc::IoPool& io, Options options, Hooks hooks)
+    : options_(std::move(options)),
+      hooks_(std::move(hooks)),
+      calls_(Connection(io, options_)),
+      heartbeats_(Connection(io, options_)) {}
+
+MasterLink::~MasterLink() { Stop(); }
+
+std::unexpected<Status> MasterLink::Unreachable() const {
+  std::lock_guard lock(mutex_);
+  return Error(ErrorCode::RPC_FAIL, "master {} is not reachable: {}", options_.master.ToString(), last_error_);
+}
+
+Result<void> MasterLink::Start(Duration wait) {
+  const Deadline deadline = Deadline::After(wait);
+  Result<void> registered = Register();
+  while (!registered && registered.error().code() == ErrorCode::RPC_FAIL && !deadline.Passed()) {
+    std::unique_lock lock(mutex_);
+    wake_.wait_for(lock, std::min<Duration>(deadline.Remaining(), std::chrono::milliseconds(200)), [this] { return stopping_; });
+    lock.unlock();
+    registered = Register();
+  }
+  thread_ = std::thread([this] { HeartbeatLoop(); });
+  return registered;
+}
+
+void MasterLink::Stop() {
+  {
+    std::lock_guard lock(mutex_);
+    if (stopping_) return;
+    stopping_ = true;
+  }
+  wake_.notify_all();
+  if (thread_.joinable()) thread_.join();
+  if (health() != ClientHealth::DEGRADED) {
+    const auto left = calls_->Call<protocol::RegisterReply>(protocol::kUnregister, protocol::UnregisterRequest{options_.self.node},
+                                                            Deadline::After(std::chrono::seconds(1)));
+    if (!left) log::Warn("leaving the master: {}", left.error().ToString());
+  }
+  health_.store(ClientHealth::DEGRADED);
+  calls_->Close();
+  heartbeats_->Close();
+}
+
+Result<void> MasterLink::Register() {
+  const protocol::RegisterRequest request{options_.self.node, options_.advertised, hooks_.tiers()};
+  const auto reply = calls_->Call<protocol::RegisterReply>(protocol::kRegister, request, Deadline::After(options_.attempt_timeout));
+  if (!reply) {
+    std::lock_guard lock(mutex_);
+    last_error_ = reply.error().message();
+    return std::unexpected(reply.error());
+  }
+  health_.store(ClientHealth::SYNCING);
+  hooks_.on_registered();
+  return {};
+}
+
+void MasterLink::SetSynced() {
+  ClientHealth expected = ClientHealth::SYNCING;
+  if (health_.compare_exchange_strong(expected, ClientHealth::FULL)) {
+    log::Info("in step with master {}", options_.master.ToString());
+  }
+}
+
+void MasterLink::ReportLost(const Status& status) {
+  const bool was_up = health_.exchange(ClientHealth::DEGRADED) != ClientHealth::DEGRADED;
+  {
+    std::lock_guard lock(mutex_);
+    last_error_ = status.message();
+    beat_now_ = was_up;
+  }
+  if (!was_up) return;
+  log::Warn("lost master {}: {}; serving locally and trying again", options_.master.ToString(), status.ToString());
+  hooks_.on_lost();
+  wake_.notify_all();
+}
+
+Result<protocol::AnnounceReply> MasterLink::Announce(std::vector<protocol::KeyState> keys, Deadline deadline) {
+  const protocol::AnnounceRequest request{options_.self.node, ++sequence_, std::move(keys)};
+  return Call<protocol::AnnounceReply>(protocol::kAnnounce, request, deadline);
+}
+
+void MasterLink::HeartbeatLoop() {
+  std::unique_lock lock(mutex_);
+  while (!stopping_) {
+    wake_.wait_for(lock, options_.heartbeat_interval, [this] { return stopping_ || beat_now_; });
+    if (stopping_) return;
+    beat_now_ = false;
+    lock.unlock();
+    Beat();
+    lock.lock();
+  }
+}
+
+void MasterLink::Beat() {
+  if (health() == ClientHealth::DEGRADED) {
+    if (Register()) log::Info("registered with master {}", options_.master.ToString());
+    return;
+  }
+  const protocol::HeartbeatRequest request{options_.self.node, hooks_.tiers()};
+  const auto reply = heartbeats_->Call<protocol::HeartbeatReply>(protocol::kHeartbeat, request, Deadline::After(options_.attempt_timeout));
+  if (!reply) return ReportLost(reply.error());
+  if (!reply->known) ReportLost(Status(ErrorCode::CLIENT_NOT_FOUND, "the master does not know this client (restarted?)"));
+}
+
+}  // namespace mooncake

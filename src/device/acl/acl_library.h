@@ -1,0 +1,27 @@
+// Finds the ACL runtime at run time and fills the function table; names its error numbers.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "common/status.h"
+#include "device/acl/acl_abi.h"
+
+namespace mooncake::acl {
+
+struct Library {
+  FunctionTable functions;
+  std::string path;  // what was loaded
+};
+
+// Loads MC_ACL_LIBRARY if set, else libascendcl.so, else libacl_rt.so. Never unloaded: runtimes keep threads of their own.
+// INTERNAL_ERROR lists what was tried and why each failed, or the symbols that are missing.
+Result<Library> LoadLibrary();
+
+// "MEMORY_ALLOCATION (device out of memory)"; "unknown" for numbers outside the table.
+std::string_view ErrorName(AclError error);
+
+// Status for a failed call: "aclrtMalloc(4096 B) on device 0: 207001 MEMORY_ALLOCATION ...; runtime says: ...".
+Status MakeStatus(const FunctionTable& functions, ErrorCode code, AclError error, std::string_view what);
+
+}  // namespace mooncake::acl

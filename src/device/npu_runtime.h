@@ -1,0 +1,59 @@
+// What the store needs of an NPU runtime: memory and copies, addressed by device. device/acl implements it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "common/status.h"
+#include "device/memory_type.h"
+
+namespace mooncake {
+
+// Any thread, whatever device that thread has current; its current context is found again as it was. (A thread that had
+// none stays bound to the device used last: the runtime offers no way back.) Sizes are bytes and must not be 0.
+// Errors carry the runtime's number as vendor_code and its name in the text.
+class NpuRuntime {
+ public:
+  struct MemoryInfo {
+    size_t free_bytes = 0;
+    size_t total_bytes = 0;
+  };
+
+  virtual ~NpuRuntime() = default;
+
+  // Devices this process sees; ids are 0 .. count-1.
+  virtual int32_t DeviceCount() const = 0;
+  // Binds the device for this process. Slow (seconds) the first time; must precede any other use of that device.
+  virtual Result<void> OpenDevice(int32_t device_id) = 0;
+  // Free and total HBM of a device, all processes together.
+  virtual Result<MemoryInfo> GetMemoryInfo(int32_t device_id) = 0;
+
+  // NO_AVAILABLE_HANDLE with the runtime's number when the device has no memory left.
+  virtual Result<AscendUnifiedPointer> Allocate(int32_t device_id, size_t size) = 0;
+  // The block must not be used by a copy in flight.
+  virtual Result<void> Free(AscendUnifiedPointer block) = 0;
+
+  // Synchronous copies; `capacity` is what the target block really holds. DATA_COPY_FAILED leaves the target undefined.
+  virtual Result<void> CopyHostToDevice(AscendUnifiedPointer target, size_t capacity, const std::byte* source, size_t size) = 0;
+  virtual Result<void> CopyDeviceToHost(std::byte* target, size_t capacity, AscendUnifiedPointer source, size_t size) = 0;
+
+  // Device that an address handed in by the application belongs to; nullopt for host memory, also when the runtime
+  // does not know the address (older runtimes answer so for ordinary memory).
+  virtual std::optional<int32_t> DeviceOf(const void* address) const = 0;
+};
+
+// True when this build has an NPU runtime at all; `kNpuBuildOption` names the CMake option that decides.
+inline constexpr const char* kNpuBuildOption = "USE_ASCEND_CACHE_TIER";
+bool NpuSupportBuilt();
+
+// The process's runtime, loaded at the first call and shared while anybody holds it. Fails when the build has no NPU
+// support (NOT_IMPLEMENTED) or no runtime library can be loaded (INTERNAL_ERROR saying which were tried).
+Result<std::shared_ptr<NpuRuntime>> OpenNpuRuntime();
+
+// The runtime if some part of this process has opened it, else null: a process without NPU tiers never loads one.
+std::shared_ptr<NpuRuntime> OpenedNpuRuntime();
+
+}  // namespace mooncake

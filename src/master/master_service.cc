@@ -1,0 +1,236 @@
+// Handlers of the master and its sweeper.
+#include "master/master_service.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "common/log.h"
+#include "common/version.h"
+#include "protocol/methods.h"
+#include "rpc/io_pool.h"
+
+namespace mooncake {
+namespace {
+
+// A handler that answers from a message with a message, counted under the method's name.
+template <typename Request, typename Handler>
+void Serve(rpc::RpcServer& server, MetricRegistry& metrics, uint16_t method, const char* name, Handler handler) {
+  Counter& requests = metrics.GetCounter(fmt::format("master_{}_requests_total", name), "requests received");
+  Counter& failures = metrics.GetCounter(fmt::format("master_{}_failures_total", name), "requests refused");
+  server.Handle<Request>(method, [handler, &requests, &failures](rpc::ServerCall call, Request request) {
+    requests.Add();
+    auto reply = handler(request);
+    if (reply) {
+      std::move(call).Reply(rpc::Encode(*reply));
+    } else {
+      failures.Add();
+      std::move(call).Fail(reply.error());
+    }
+  });
+}
+
+}  // namespace
+
+Result<std::unique_ptr<MasterService>> MasterService::Open(MasterOptions options, const Clock& clock) {
+  if (options.client_crashed_ttl < options.client_ttl) {
+    return Error(ErrorCode::INVALID_PARAMS, "client_crashed_ttl must not be below client_ttl");
+  }
+  std::unique_ptr<MasterService> master(new MasterService(options, clock));
+  rpc::Identity self{.role = protocol::kRoleMaster, .node = Uuid::Random(), .software_version = kSoftwareVersion};
+  master->server_ = MC_TRY(rpc::RpcServer::Listen(*master->io_, {.listen = options.listen, .self = std::move(self)}));
+  master->RegisterHandlers();
+  master->server_->Start();
+  master->sweeper_ = std::thread([raw = master.get()] { raw->SweepLoop(); });
+  return master;
+}
+
+MasterService::MasterService(MasterOptions options, const Clock& clock)
+    : options_(options),
+      registry_({.ttl = options.client_ttl, .crashed_ttl = options.client_crashed_ttl}, clock),
+      io_(std::make_unique<rpc::IoPool>(options.rpc_threads)) {}
+
+MasterService::~MasterService() {
+  if (sweeper_.joinable()) {
+    {
+      std::lock_guard lock(sweep_mutex_);
+      stopping_ = true;
+    }
+    sweep_wake_.notify_all();
+    sweeper_.join();
+  }
+  if (server_) server_->Stop();
+}
+
+void MasterService::RegisterHandlers() {
+  using namespace protocol;
+  Serve<RegisterRequest>(*server_, metrics_, kRegister, "register_client", [this](auto& r) { return Register(r); });
+  Serve<UnregisterRequest>(*server_, metrics_, kUnregister, "unregister_client",
+                           [this](auto& request) -> Result<RegisterReply> {
+                             if (const auto number = registry_.Unregister(request.client_id)) ForgetClient(*number);
+                             return RegisterReply{};
+                           });
+  Serve<HeartbeatRequest>(*server_, metrics_, kHeartbeat, "heartbeat", [this](auto& r) { return Heartbeat(r); });
+  Serve<AnnounceRequest>(*server_, metrics_, kAnnounce, "add_replica", [this](auto& r) { return Announce(r); });
+  Serve<LookupRequest>(*server_, metrics_, kLookup, "get_replica_list", [this](auto& r) { return Lookup(r); });
+  Serve<WriteRouteRequest>(*server_, metrics_, kWriteRoute, "get_write_route", [this](auto& r) { return WriteRoute(r); });
+  Serve<ListClientsRequest>(*server_, metrics_, kListClients, "list_clients", [this](auto& r) { return ListClients(r); });
+}
+
+Result<protocol::RegisterReply> MasterService::Register(const protocol::RegisterRequest& request) {
+  if (request.client_id.IsNil()) return Error(ErrorCode::INVALID_PARAMS, "register without a client id");
+  if (const auto replaced = registry_.Register(request)) ForgetClient(*replaced);
+  log::Info("client {} registered: {} tier(s) at {}", request.client_id.ToString(), request.tiers.size(), request.endpoint);
+  const auto ttl = std::chrono::duration_cast<std::chrono::milliseconds>(options_.client_ttl);
+  return protocol::RegisterReply{static_cast<uint64_t>(ttl.count())};
+}
+
+Result<protocol::HeartbeatReply> MasterService::Heartbeat(const protocol::HeartbeatRequest& request) {
+  return protocol::HeartbeatReply{registry_.Heartbeat(request)};
+}
+
+Result<protocol::AnnounceReply> MasterService::Announce(const protocol::AnnounceRequest& request) {
+  bool stale = false;
+  const auto number = registry_.AcceptAnnounce(request.client_id, request.sequence, stale);
+  if (!number) {
+    return Error(ErrorCode::CLIENT_NOT_FOUND, "client {} is not registered here", request.client_id.ToString());
+  }
+  protocol::AnnounceReply reply;
+  if (stale) return reply;
+  const auto counts = [this](uint32_t owner) { return registry_.FindHealthy(owner).has_value(); };
+  for (uint32_t i = 0; i < request.keys.size(); ++i) {
+    const protocol::KeyState& state = request.keys[i];
+    if (!state.present) {
+      index_.Remove(state.key, *number);
+    } else if (!index_.Put(state.key, {*number, state.type, state.size}, options_.max_client_per_key, counts)) {
+      reply.rejected.push_back(i);
+    }
+  }
+  // The client may have been replaced or expired while its keys were entered: they must not stay behind.
+  if (!registry_.FindHealthy(*number)) {
+    ForgetClient(*number);
+    return Error(ErrorCode::CLIENT_NOT_FOUND, "client {} went away", request.client_id.ToString());
+  }
+  return reply;
+}
+
+namespace {
+
+// Numbers the clients that occur in one reply.
+class ClientTable {
+ public:
+  ClientTable(const ClientRegistry& registry, std::vector<protocol::ClientAddress>& clients)
+      : registry_(registry), clients_(clients) {}
+  // Position in the reply, nullopt for a client that must not be offered.
+  std::optional<uint32_t> PositionOf(uint32_t number) {
+    const auto [slot, fresh] = positions_.try_emplace(number);
+    if (fresh) {
+      if (auto address = registry_.FindHealthy(number)) {
+        slot->second = static_cast<uint32_t>(clients_.size());
+        clients_.push_back(std::move(*address));
+      }
+    }
+    return slot->second;
+  }
+
+ private:
+  const ClientRegistry& registry_;
+  std::vector<protocol::ClientAddress>& clients_;
+  std::unordered_map<uint32_t, std::optional<uint32_t>> positions_;
+};
+
+}  // namespace
+
+Result<protocol::LookupReply> MasterService::Lookup(const protocol::LookupRequest& request) const {
+  protocol::LookupReply reply;
+  ClientTable table(registry_, reply.clients);
+  reply.routes.resize(request.keys.size());
+  for (size_t i = 0; i < request.keys.size(); ++i) {
+    for (const KeyIndex::Owner& owner : index_.Find(request.keys[i])) {
+      if (const auto position = table.PositionOf(owner.client)) {
+        reply.routes[i].push_back({*position, owner.size, owner.type});
+      }
+    }
+  }
+  return reply;
+}
+
+Result<protocol::WriteRouteReply> MasterService::WriteRoute(const protocol::WriteRouteRequest& request) {
+  if (request.keys.size() != request.sizes.size()) {
+    return Error(ErrorCode::INVALID_PARAMS, "{} keys with {} sizes", request.keys.size(), request.sizes.size());
+  }
+  std::vector<int32_t> targets(request.keys.size(), protocol::kTargetExists);
+  std::vector<uint64_t> sizes;
+  std::vector<size_t> positions;
+  std::vector<protocol::ClientAddress> owners;
+  ClientTable table(registry_, owners);
+  for (size_t i = 0; i < request.keys.size(); ++i) {
+    size_t held = 0;
+    for (const KeyIndex::Owner& owner : index_.Find(request.keys[i])) {
+      const auto position = table.PositionOf(owner.client);
+      if (!position) continue;
+      const auto& exclude = request.exclude;  // a peer that just failed the caller does not count as holding the key
+      held += std::find(exclude.begin(), exclude.end(), owners[*position].id) == exclude.end() ? 1 : 0;
+    }
+    if (held > 0 && options_.max_client_per_key != 0 && held >= options_.max_client_per_key) continue;
+    positions.push_back(i);
+    sizes.push_back(request.sizes[i]);
+  }
+  ClientRegistry::Picks picks = registry_.PickForWrite(sizes, request.exclude);
+  for (size_t i = 0; i < positions.size(); ++i) targets[positions[i]] = picks.targets[i];
+  return protocol::WriteRouteReply{std::move(picks.clients), std::move(targets)};
+}
+
+Result<protocol::ListClientsReply> MasterService::ListClients(const protocol::ListClientsRequest& request) const {
+  protocol::ListClientsReply reply;
+  for (auto& entry : registry_.List()) {
+    if (entry.suspect && !request.include_suspect) continue;
+    reply.clients.push_back({entry.id, entry.endpoint, entry.suspect, std::move(entry.tiers)});
+  }
+  reply.key_count = index_.KeyCount();
+  return reply;
+}
+
+void MasterService::ForgetClient(uint32_t number) {
+  const size_t removed = index_.RemoveClient(number);
+  if (removed > 0) log::Info("forgot {} key(s) of a client that left, was replaced or fell silent", removed);
+}
+
+void MasterService::SweepOnce() {
+  for (const uint32_t number : registry_.TakeExpired()) {
+    metrics_.GetCounter("master_clients_crashed_total", "clients erased after client_crashed_ttl of silence").Add();
+    ForgetClient(number);
+  }
+}
+
+void MasterService::SweepLoop() {
+  std::unique_lock lock(sweep_mutex_);
+  while (!sweep_wake_.wait_for(lock, options_.sweep_interval, [this] { return stopping_; })) {
+    lock.unlock();
+    SweepOnce();
+    lock.lock();
+  }
+}
+
+std::string MasterService::MetricsText() {
+  const auto clients = registry_.List();
+  size_t active = 0;
+  uint64_t capacity = 0;
+  uint64_t used = 0;
+  for (const auto& client : clients) {
+    active += client.suspect ? 0 : 1;
+    for (const auto& tier : client.tiers) {
+      const MetricLabels labels{{"segment", tier.name + "@" + client.endpoint}};
+      metrics_.GetGauge("segment_total_capacity_bytes", "capacity of a tier", labels).Set(static_cast<double>(tier.capacity));
+      metrics_.GetGauge("segment_allocated_bytes", "bytes used in a tier", labels).Set(static_cast<double>(tier.usage));
+      capacity += tier.capacity;
+      used += tier.usage;
+    }
+  }
+  metrics_.GetGauge("master_active_clients", "clients heard from within client_ttl").Set(static_cast<double>(active));
+  metrics_.GetGauge("master_total_capacity_bytes", "capacity of all tiers").Set(static_cast<double>(capacity));
+  metrics_.GetGauge("master_allocated_bytes", "bytes used in all tiers").Set(static_cast<double>(used));
+  metrics_.GetGauge("master_key_count", "keys with an owner").Set(static_cast<double>(index_.KeyCount()));
+  return metrics_.Serialize();
+}
+
+}  // namespace mooncake

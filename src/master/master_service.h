@@ -1,0 +1,66 @@
+// The master: answers clients' registrations, announcements, look-ups and write routes. Holds no data, calls nobody.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <thread>
+
+#include "common/clock.h"
+#include "common/metrics.h"
+#include "master/client_registry.h"
+#include "master/key_index.h"
+#include "rpc/rpc_server.h"
+
+namespace mooncake {
+
+struct MasterOptions {
+  Endpoint listen{"0.0.0.0", 50051};
+  size_t rpc_threads = 2;
+  Duration client_ttl = std::chrono::seconds(10);
+  Duration client_crashed_ttl = std::chrono::seconds(30);
+  Duration sweep_interval = std::chrono::milliseconds(250);
+  size_t max_client_per_key = 1;  // owners per key, 0 = no limit
+};
+
+// Any thread. Handlers touch memory only and run on the RPC threads.
+class MasterService {
+ public:
+  // Binds the port; a taken one is an error that names it.
+  static Result<std::unique_ptr<MasterService>> Open(MasterOptions options, const Clock& clock = SteadyClock::Instance());
+  ~MasterService();
+
+  uint16_t port() const { return server_->port(); }
+  size_t KeyCount() const { return index_.KeyCount(); }
+  std::vector<ClientRegistry::Entry> Clients() const { return registry_.List(); }
+  // Prometheus text, gauges brought up to date.
+  std::string MetricsText();
+  // Expires silent clients now (the sweeper thread does it each sweep_interval).
+  void SweepOnce();
+
+ private:
+  MasterService(MasterOptions options, const Clock& clock);
+  void RegisterHandlers();
+  Result<protocol::RegisterReply> Register(const protocol::RegisterRequest& request);
+  Result<protocol::HeartbeatReply> Heartbeat(const protocol::HeartbeatRequest& request);
+  Result<protocol::AnnounceReply> Announce(const protocol::AnnounceRequest& request);
+  Result<protocol::LookupReply> Lookup(const protocol::LookupRequest& request) const;
+  Result<protocol::WriteRouteReply> WriteRoute(const protocol::WriteRouteRequest& request);
+  Result<protocol::ListClientsReply> ListClients(const protocol::ListClientsRequest& request) const;
+  void ForgetClient(uint32_t number);
+  void SweepLoop();
+
+  const MasterOptions options_;
+  MetricRegistry metrics_;
+  ClientRegistry registry_;
+  KeyIndex index_;
+  std::unique_ptr<rpc::IoPool> io_;
+  std::unique_ptr<rpc::RpcServer> server_;
+
+  std::mutex sweep_mutex_;
+  std::condition_variable sweep_wake_;
+  bool stopping_ = false;
+  std::thread sweeper_;
+};
+
+}  // namespace mooncake

@@ -1,0 +1,46 @@
+// One layer of the cache: a fixed amount of one kind of memory that hands out buffers.
+#pragma once
+
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/status.h"
+#include "common/uuid.h"
+#include "tiered_cache/buffer.h"
+
+namespace mooncake {
+
+// Any thread. A tier outlives every buffer it handed out: AllocationHandle holds it.
+class CacheTier {
+ public:
+  struct Info {
+    Uuid id;
+    std::string name;  // for messages: "DRAM", "ASCEND_NPU:0"
+    MemoryType type = MemoryType::UNKNOWN;
+    size_t capacity = 0;  // bytes, hard limit
+    int32_t priority = 0;  // larger = faster, preferred
+    std::vector<std::string> tags;
+  };
+
+  explicit CacheTier(Info info) : info_(std::move(info)) {}
+  virtual ~CacheTier() = default;
+  CacheTier(const CacheTier&) = delete;
+  CacheTier& operator=(const CacheTier&) = delete;
+
+  // A buffer of exactly `size` > 0 bytes, contents undefined. NO_AVAILABLE_HANDLE when the tier is full (vendor_code 0) or its
+  // device refuses (vendor_code set): a result, not something to log.
+  virtual Result<DataSource> Allocate(size_t size) = 0;
+  // Gives a buffer back: it dies here and its bytes leave the usage after its memory has gone. A null buffer is fine.
+  virtual void Free(DataSource data) { data.buffer.reset(); }
+  // Bytes handed out and not yet given back; never above capacity.
+  virtual size_t usage() const = 0;
+
+  const Info& info() const { return info_; }
+
+ private:
+  const Info info_;
+};
+
+}  // namespace mooncake

@@ -1,0 +1,46 @@
+// The index's record of one key, shared with the scheduler's queues.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tiered_cache/cache_tier.h"
+
+namespace mooncake {
+
+// A block of a tier. Whoever holds a handle can use the bytes, also after the key was deleted or evicted; the space returns
+// when the last handle dies, on whatever thread that is.
+struct AllocationEntry {
+  AllocationEntry(std::shared_ptr<CacheTier> owner, DataSource bytes) : tier(std::move(owner)), data(std::move(bytes)) {}
+  ~AllocationEntry() { tier->Free(std::move(data)); }
+  AllocationEntry(const AllocationEntry&) = delete;
+  AllocationEntry& operator=(const AllocationEntry&) = delete;
+
+  const std::shared_ptr<CacheTier> tier;
+  DataSource data;
+};
+using AllocationHandle = std::shared_ptr<const AllocationEntry>;
+
+inline constexpr size_t kMaxTiers = 32;
+
+// Tiers are numbered by priority, 0 = highest. Fields without a note are guarded by the lock of the key's shard.
+struct MetadataEntry {
+  struct Replica {
+    size_t tier_index;
+    AllocationHandle handle;
+  };
+
+  explicit MetadataEntry(std::string name) : key(std::move(name)) {}
+
+  const std::string key;
+  uint64_t version = 0;           // changes with the content; unique in this backend's life
+  std::vector<Replica> replicas;  // by tier_index; never empty while the entry is in the index
+  std::atomic<uint64_t> last_access{0};  // logical time, any thread
+  std::atomic<uint32_t> tier_mask{0};    // bit i: a replica on tier i; written under the shard's lock, read anywhere
+};
+using EntryPtr = std::shared_ptr<MetadataEntry>;
+
+}  // namespace mooncake

@@ -1,0 +1,377 @@
+// Index and tier selection of the tiered backend.
+#include "tiered_cache/tiered_backend.h"
+
+#include <algorithm>
+#include <mutex>
+
+#include "common/check.h"
+#include "tiered_cache/scheduler/lru_scheduler.h"
+
+namespace mooncake {
+namespace {
+
+// Eviction makes room, another thread may take it: how often to try again before giving up.
+constexpr int kEvictionRounds = 16;
+
+std::unexpected<Status> NotFound() { return std::unexpected(Status(ErrorCode::OBJECT_NOT_FOUND, {})); }
+
+auto FindReplica(auto& replicas, size_t tier_index) {
+  return std::find_if(replicas.begin(), replicas.end(), [&](const auto& r) { return r.tier_index == tier_index; });
+}
+
+}  // namespace
+
+Result<std::unique_ptr<TieredBackend>> TieredBackend::Open(std::vector<std::shared_ptr<CacheTier>> tiers, Options options) {
+  if (tiers.empty() || tiers.size() > kMaxTiers) {
+    return Error(ErrorCode::INVALID_PARAMS, "{} tiers: a backend has 1 to {}", tiers.size(), kMaxTiers);
+  }
+  if (options.shard_count == 0) return Error(ErrorCode::INVALID_PARAMS, "index with 0 shards");
+  DataCopier copier = MC_TRY(DataCopierBuilder().Build());
+  for (const auto& tier : tiers) {
+    if (!copier.Supports(tier->info().type)) {
+      return Error(ErrorCode::INTERNAL_ERROR, "tier {}: no copiers for memory type {} are linked in", tier->info().name,
+                   MemoryTypeName(tier->info().type));
+    }
+  }
+  std::stable_sort(tiers.begin(), tiers.end(),
+                   [](const auto& a, const auto& b) { return a->info().priority > b->info().priority; });
+  return std::unique_ptr<TieredBackend>(new TieredBackend(std::move(tiers), std::move(copier), std::move(options)));
+}
+
+TieredBackend::TieredBackend(std::vector<std::shared_ptr<CacheTier>> tiers, DataCopier copier, Options options)
+    : copier_(std::move(copier)), on_change_(std::move(options.on_change)), shards_(options.shard_count) {
+  for (auto& tier : tiers) {
+    slots_.push_back(std::make_unique<TierSlot>());
+    slots_.back()->tier = std::move(tier);
+  }
+  scheduler_ = std::make_unique<LruScheduler>(*this, slots_.size());
+}
+
+TieredBackend::~TieredBackend() { Stop(); }
+
+Result<void> TieredBackend::CheckRunning() const {
+  if (stopped_.load(std::memory_order_relaxed)) return Error(ErrorCode::SHUTTING_DOWN, "the store is closed");
+  return {};
+}
+
+TieredBackend::Shard& TieredBackend::ShardOf(std::string_view key) const {
+  return shards_[std::hash<std::string_view>()(key) % shards_.size()];
+}
+
+Result<size_t> TieredBackend::IndexOf(Uuid tier) const {
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (slots_[i]->tier->info().id == tier) return i;
+  }
+  return Error(ErrorCode::TIER_NOT_FOUND, "no tier {}", tier.ToString());
+}
+
+size_t TieredBackend::IndexOf(const CacheTier& tier) const {
+  const auto index = IndexOf(tier.info().id);
+  MC_CHECK(index.has_value(), "handle of a tier that is not this backend's");
+  return *index;
+}
+
+// --- allocation ---
+
+Result<AllocationHandle> TieredBackend::AllocateOn(size_t tier_index, size_t size) {
+  const auto& tier = slots_[tier_index]->tier;
+  return std::make_shared<const AllocationEntry>(tier, MC_TRY(tier->Allocate(size)));
+}
+
+Result<AllocationHandle> TieredBackend::AllocateEvicting(size_t tier_index, size_t size) {
+  for (int round = 0;; ++round) {
+    auto handle = AllocateOn(tier_index, size);
+    if (handle || handle.error().code() != ErrorCode::NO_AVAILABLE_HANDLE) return handle;
+    // The device itself is out of memory (another process took it): letting our blocks go would not be enough to trust.
+    const bool device_refused = handle.error().vendor_code() != 0;
+    if (device_refused || TierAt(tier_index).info().capacity < size || round == kEvictionRounds) return handle;
+    if (!scheduler_->OnAllocationFailure(tier_index, size)) return handle;
+  }
+}
+
+Result<AllocationHandle> TieredBackend::Allocate(size_t size, std::optional<Uuid> preferred_tier, bool strict) {
+  MC_TRY(CheckRunning());
+  std::optional<size_t> preferred;
+  if (preferred_tier) preferred = MC_TRY(IndexOf(*preferred_tier));
+  if (size == 0) {
+    const auto& tier = slots_[preferred.value_or(0)]->tier;
+    return std::make_shared<const AllocationEntry>(tier, DataSource{nullptr, tier->info().type});
+  }
+  std::optional<Status> hard_error;
+  std::string reasons;
+  const auto attempt = [&](size_t tier_index) -> std::optional<AllocationHandle> {
+    auto handle = AllocateEvicting(tier_index, size);
+    if (handle) return std::move(*handle);
+    if (handle.error().code() != ErrorCode::NO_AVAILABLE_HANDLE && !hard_error) hard_error = handle.error();
+    reasons += (reasons.empty() ? "" : "; ") + handle.error().message();
+    return std::nullopt;
+  };
+  if (preferred) {
+    if (auto handle = attempt(*preferred)) return std::move(*handle);
+  }
+  for (size_t i = 0; i < slots_.size() && !(strict && preferred); ++i) {
+    if (preferred == i) continue;
+    if (auto handle = attempt(i)) return std::move(*handle);
+  }
+  if (hard_error) return std::unexpected(*hard_error);
+  return Error(ErrorCode::NO_AVAILABLE_HANDLE, "no room for {} B: {}", size, reasons);
+}
+
+Result<void> TieredBackend::Write(const DataSource& source, const AllocationHandle& handle) const {
+  if (handle == nullptr) return Error(ErrorCode::INVALID_PARAMS, "write to a null handle");
+  return copier_.Copy(source, handle->data);
+}
+
+// --- index ---
+
+void TieredBackend::PlaceReplica(MetadataEntry& entry, size_t tier_index, AllocationHandle handle, Released& released) {
+  if (const auto old = FindReplica(entry.replicas, tier_index); old != entry.replicas.end()) {
+    released.push_back(std::exchange(old->handle, std::move(handle)));
+    return;
+  }
+  const auto at = std::find_if(entry.replicas.begin(), entry.replicas.end(),
+                               [&](const auto& replica) { return replica.tier_index > tier_index; });
+  entry.replicas.insert(at, {tier_index, std::move(handle)});
+  entry.tier_mask.fetch_or(uint32_t{1} << tier_index, std::memory_order_release);
+  slots_[tier_index]->keys.fetch_add(1, std::memory_order_relaxed);
+}
+
+void TieredBackend::TakeReplica(MetadataEntry& entry, size_t position, Released& released) {
+  const size_t tier_index = entry.replicas[position].tier_index;
+  released.push_back(std::move(entry.replicas[position].handle));
+  entry.replicas.erase(entry.replicas.begin() + static_cast<ptrdiff_t>(position));
+  entry.tier_mask.fetch_and(~(uint32_t{1} << tier_index), std::memory_order_release);
+  slots_[tier_index]->keys.fetch_sub(1, std::memory_order_relaxed);
+}
+
+Result<uint64_t> TieredBackend::Commit(std::string_view key, AllocationHandle handle, CommitOptions options) {
+  MC_TRY(CheckRunning());
+  if (handle == nullptr) return Error(ErrorCode::INVALID_PARAMS, "commit of a null handle");
+  const size_t tier_index = IndexOf(*handle->tier);
+  Released released;
+  EntryPtr entry;
+  uint64_t version = 0;
+  {
+    Shard& shard = ShardOf(key);
+    std::unique_lock lock(shard.mutex);
+    const auto found = shard.entries.find(key);
+    if (found != shard.entries.end()) entry = found->second;
+    if (options.expected_version && (entry == nullptr || entry->version != *options.expected_version)) {
+      return Error(ErrorCode::CAS_FAILED, "key '{}' changed", key);
+    }
+    if (entry != nullptr && options.only_if_absent) {
+      Touch(*entry);
+      return std::unexpected(Status(ErrorCode::OBJECT_ALREADY_EXISTS, {}));
+    }
+    if (entry == nullptr) {
+      entry = std::make_shared<MetadataEntry>(std::string(key));
+      shard.entries.emplace(entry->key, entry);
+    }
+    if (!options.expected_version) {
+      while (!entry->replicas.empty()) TakeReplica(*entry, entry->replicas.size() - 1, released);
+      entry->version = next_version_.fetch_add(1);
+    }
+    PlaceReplica(*entry, tier_index, std::move(handle), released);
+    Touch(*entry);
+    version = entry->version;
+  }
+  scheduler_->OnPlaced(tier_index, entry);
+  Changed(key);
+  return version;
+}
+
+Result<ObjectView> TieredBackend::Get(std::string_view key, std::optional<Uuid> tier, bool record_access) {
+  MC_TRY(CheckRunning());
+  std::optional<size_t> wanted;
+  if (tier) wanted = MC_TRY(IndexOf(*tier));
+  Shard& shard = ShardOf(key);
+  std::shared_lock lock(shard.mutex);
+  const auto found = shard.entries.find(key);
+  if (found == shard.entries.end()) return NotFound();
+  MetadataEntry& entry = *found->second;
+  MC_CHECK(!entry.replicas.empty(), "key '{}' is indexed without bytes", key);
+  auto replica = entry.replicas.cbegin();
+  if (wanted) replica = FindReplica(std::as_const(entry.replicas), *wanted);
+  if (replica == entry.replicas.cend()) return Error(ErrorCode::TIER_NOT_FOUND, "key '{}' has no replica there", key);
+  if (record_access) {
+    Touch(entry);
+    slots_[replica->tier_index]->hits.fetch_add(1, std::memory_order_relaxed);
+  }
+  return ObjectView{replica->handle, entry.version};
+}
+
+Result<void> TieredBackend::Delete(std::string_view key, std::optional<Uuid> tier) {
+  MC_TRY(CheckRunning());
+  std::optional<size_t> wanted;
+  if (tier) wanted = MC_TRY(IndexOf(*tier));
+  Released released;
+  EntryPtr entry;
+  {
+    Shard& shard = ShardOf(key);
+    std::unique_lock lock(shard.mutex);
+    const auto found = shard.entries.find(key);
+    if (found == shard.entries.end()) return NotFound();
+    entry = found->second;
+    if (wanted) {
+      const auto replica = FindReplica(entry->replicas, *wanted);
+      if (replica == entry->replicas.end()) return Error(ErrorCode::TIER_NOT_FOUND, "key '{}' has no replica there", key);
+      TakeReplica(*entry, static_cast<size_t>(replica - entry->replicas.begin()), released);
+    } else {
+      while (!entry->replicas.empty()) TakeReplica(*entry, entry->replicas.size() - 1, released);
+    }
+    if (entry->replicas.empty()) shard.entries.erase(found);
+  }
+  released.clear();
+  Changed(key);
+  return {};
+}
+
+Result<void> TieredBackend::CopyData(std::string_view key, const DataSource& source, Uuid dest_tier, uint64_t expected_version) {
+  const AllocationHandle target = MC_TRY(Allocate(source.size(), dest_tier, /*strict=*/true));
+  MC_TRY(Write(source, target));
+  MC_TRY(Commit(key, target, {.expected_version = expected_version}));
+  return {};
+}
+
+Result<void> TieredBackend::Transfer(std::string_view key, Uuid source_tier, Uuid dest_tier) {
+  const ObjectView source = MC_TRY(Get(key, source_tier, /*record_access=*/false));
+  const size_t dest = MC_TRY(IndexOf(dest_tier));
+  AllocationHandle target;
+  if (source.handle->data.size() == 0) {
+    target = MC_TRY(Allocate(0, dest_tier, true));
+  } else {
+    target = MC_TRY(AllocateOn(dest, source.handle->data.size()));
+  }
+  MC_TRY(Write(source.handle->data, target));
+  MC_TRY(Commit(key, target, {.expected_version = source.version}));
+  return {};
+}
+
+bool TieredBackend::Exist(std::string_view key, std::optional<Uuid> tier) const {
+  if (stopped_.load(std::memory_order_relaxed)) return false;
+  Shard& shard = ShardOf(key);
+  std::shared_lock lock(shard.mutex);
+  const auto found = shard.entries.find(key);
+  if (found == shard.entries.end()) return false;
+  if (!tier) return true;
+  const auto wanted = IndexOf(*tier);
+  return wanted && FindReplica(found->second->replicas, *wanted) != found->second->replicas.end();
+}
+
+size_t TieredBackend::RemoveAll() {
+  size_t removed = 0;
+  for (Shard& shard : shards_) {
+    Released released;
+    std::unordered_map<std::string_view, EntryPtr> entries;
+    {
+      std::unique_lock lock(shard.mutex);
+      entries.swap(shard.entries);
+      for (auto& [key, entry] : entries) {
+        while (!entry->replicas.empty()) TakeReplica(*entry, entry->replicas.size() - 1, released);
+      }
+    }
+    released.clear();
+    removed += entries.size();
+    for (const auto& [key, entry] : entries) Changed(key);
+  }
+  return removed;
+}
+
+// --- for schedulers ---
+
+Result<ObjectView> TieredBackend::View(const EntryPtr& entry, size_t tier_index) const {
+  Shard& shard = ShardOf(entry->key);
+  std::shared_lock lock(shard.mutex);
+  const auto replica = FindReplica(entry->replicas, tier_index);  // an entry out of the index has no replicas
+  if (replica == entry->replicas.end()) return NotFound();
+  return ObjectView{replica->handle, entry->version};
+}
+
+bool TieredBackend::MoveReplica(const EntryPtr& entry, size_t from, AllocationHandle to, uint64_t version) {
+  const size_t to_index = IndexOf(*to->tier);
+  Released released;
+  {
+    std::unique_lock lock(ShardOf(entry->key).mutex);
+    const auto replica = FindReplica(entry->replicas, from);
+    if (replica == entry->replicas.end() || entry->version != version) return false;
+    TakeReplica(*entry, static_cast<size_t>(replica - entry->replicas.begin()), released);
+    PlaceReplica(*entry, to_index, std::move(to), released);
+  }
+  slots_[from]->demoted_out.fetch_add(1, std::memory_order_relaxed);
+  scheduler_->OnPlaced(to_index, entry);
+  Changed(entry->key);
+  return true;
+}
+
+bool TieredBackend::DropReplica(const EntryPtr& entry, size_t from, uint64_t version) {
+  Released released;
+  {
+    Shard& shard = ShardOf(entry->key);
+    std::unique_lock lock(shard.mutex);
+    const auto replica = FindReplica(entry->replicas, from);
+    if (replica == entry->replicas.end() || entry->version != version) return false;
+    TakeReplica(*entry, static_cast<size_t>(replica - entry->replicas.begin()), released);
+    if (entry->replicas.empty()) shard.entries.erase(entry->key);
+  }
+  slots_[from]->dropped.fetch_add(1, std::memory_order_relaxed);
+  Changed(entry->key);
+  return true;
+}
+
+// --- reports ---
+
+std::vector<TierView> TieredBackend::GetTierViews() const {
+  std::vector<TierView> views;
+  for (const auto& slot : slots_) {
+    const CacheTier::Info& info = slot->tier->info();
+    TierView view{.id = info.id, .name = info.name, .type = info.type, .capacity = info.capacity, .usage = slot->tier->usage(),
+                  .priority = info.priority, .tags = info.tags};
+    view.free_space = view.capacity - std::min(view.usage, view.capacity);
+    view.keys = slot->keys.load();
+    view.hits = slot->hits.load();
+    view.demoted_out = slot->demoted_out.load();
+    view.dropped = slot->dropped.load();
+    views.push_back(std::move(view));
+  }
+  return views;
+}
+
+std::vector<Uuid> TieredBackend::GetReplicaTierIds(std::string_view key) const {
+  std::vector<Uuid> ids;
+  Shard& shard = ShardOf(key);
+  std::shared_lock lock(shard.mutex);
+  if (const auto found = shard.entries.find(key); found != shard.entries.end()) {
+    for (const auto& replica : found->second->replicas) ids.push_back(TierAt(replica.tier_index).info().id);
+  }
+  return ids;
+}
+
+std::optional<Uuid> TieredBackend::GetDramTierId() const {
+  for (const auto& slot : slots_) {
+    if (slot->tier->info().type == MemoryType::DRAM) return slot->tier->info().id;
+  }
+  return std::nullopt;
+}
+
+size_t TieredBackend::KeyCount() const {
+  size_t count = 0;
+  for (const Shard& shard : shards_) {
+    std::shared_lock lock(shard.mutex);
+    count += shard.entries.size();
+  }
+  return count;
+}
+
+void TieredBackend::ForEachKey(const std::function<void(const std::string& key)>& visit) const {
+  for (const Shard& shard : shards_) {
+    std::vector<EntryPtr> entries;
+    {
+      std::shared_lock lock(shard.mutex);
+      entries.reserve(shard.entries.size());
+      for (const auto& [key, entry] : shard.entries) entries.push_back(entry);
+    }
+    for (const auto& entry : entries) visit(entry->key);
+  }
+}
+
+}  // namespace mooncake

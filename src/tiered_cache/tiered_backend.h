@@ -1,0 +1,150 @@
+// The tiers of one process behind one index: where each key's bytes are, who may use them, and what leaves when room is short.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <shared_mutex>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "common/status.h"
+#include "common/uuid.h"
+#include "tiered_cache/cache_tier.h"
+#include "tiered_cache/data_copier.h"
+#include "tiered_cache/metadata_entry.h"
+#include "tiered_cache/scheduler/scheduler.h"
+
+namespace mooncake {
+
+// State of one tier for reports. Counters run from the backend's start.
+struct TierView {
+  Uuid id;
+  std::string name;
+  MemoryType type = MemoryType::UNKNOWN;
+  size_t capacity = 0;
+  size_t usage = 0;
+  size_t free_space = 0;
+  int32_t priority = 0;
+  std::vector<std::string> tags;
+  uint64_t keys = 0;
+  uint64_t hits = 0;         // handles given out by Get
+  uint64_t demoted_out = 0;  // blocks that left for a lower tier
+  uint64_t dropped = 0;      // blocks evicted for good
+};
+
+// What Get found: the bytes, and the identity of this content.
+struct ObjectView {
+  AllocationHandle handle;
+  uint64_t version = 0;
+};
+
+struct CommitOptions {
+  // Add this replica only if the key still has this content (CAS_FAILED otherwise).
+  std::optional<uint64_t> expected_version;
+  // Refuse with OBJECT_ALREADY_EXISTS when the key is there (and count that as an access).
+  bool only_if_absent = false;
+};
+
+// Life of a block: Allocate -> Write -> Commit; a handle dropped before Commit gives its memory back. Copies, device calls and
+// the listener run without locks; every lock here is held for a few memory accesses only. Any thread.
+class TieredBackend {
+ public:
+  struct Options {
+    size_t shard_count = 64;
+    // Told after a key appeared, moved between tiers or went, on the thread that did it. Must not call back into the backend's
+    // writing calls.
+    std::function<void(std::string_view key)> on_change;
+  };
+
+  // At least one tier, at most kMaxTiers; order among equal priorities is as given. INTERNAL_ERROR when a tier's kind of
+  // memory has no copiers.
+  static Result<std::unique_ptr<TieredBackend>> Open(std::vector<std::shared_ptr<CacheTier>> tiers, Options options);
+  ~TieredBackend();
+  TieredBackend(const TieredBackend&) = delete;
+  TieredBackend& operator=(const TieredBackend&) = delete;
+
+  // A block of `size` bytes. Tried in order: the preferred tier if given, then (unless strict) the others by priority; a full
+  // tier lets least recently used blocks go first. size 0 yields a handle without memory: an empty value is a value.
+  // NO_AVAILABLE_HANDLE when no tier can hold it; TIER_NOT_FOUND for an unknown preferred tier.
+  Result<AllocationHandle> Allocate(size_t size, std::optional<Uuid> preferred_tier = std::nullopt, bool strict = false);
+  // Copies source into the handle's block.
+  Result<void> Write(const DataSource& source, const AllocationHandle& handle) const;
+  // Makes the block the key's content and returns the version. Without expected_version it replaces whatever the key had, on
+  // every tier.
+  Result<uint64_t> Commit(std::string_view key, AllocationHandle handle, CommitOptions options = {});
+  // The highest replica, or the one on `tier`. OBJECT_NOT_FOUND; TIER_NOT_FOUND when the key has no replica there.
+  Result<ObjectView> Get(std::string_view key, std::optional<Uuid> tier = std::nullopt, bool record_access = true);
+  // Forgets the key, or its replica on one tier.
+  Result<void> Delete(std::string_view key, std::optional<Uuid> tier = std::nullopt);
+  // Allocates on dest_tier, copies, commits under expected_version.
+  Result<void> CopyData(std::string_view key, const DataSource& source, Uuid dest_tier, uint64_t expected_version);
+  // Copies a replica to another tier; the source stays. CAS_FAILED when the key changed meanwhile.
+  Result<void> Transfer(std::string_view key, Uuid source_tier, Uuid dest_tier);
+  bool Exist(std::string_view key, std::optional<Uuid> tier = std::nullopt) const;
+  // Number of keys removed.
+  size_t RemoveAll();
+
+  std::vector<TierView> GetTierViews() const;
+  std::vector<Uuid> GetReplicaTierIds(std::string_view key) const;
+  std::optional<Uuid> GetDramTierId() const;
+  size_t KeyCount() const;
+  // Calls visit(key) for a snapshot taken shard by shard.
+  void ForEachKey(const std::function<void(const std::string& key)>& visit) const;
+  const DataCopier& copier() const { return copier_; }
+
+  // From here on every call that reads or writes answers SHUTTING_DOWN. Idempotent.
+  void Stop() { stopped_.store(true); }
+
+  // --- for schedulers: tiers by index (0 = highest priority), entries by pointer ---
+  const CacheTier& TierAt(size_t tier_index) const { return *slots_[tier_index]->tier; }
+  // One attempt, without eviction.
+  Result<AllocationHandle> AllocateOn(size_t tier_index, size_t size);
+  // The entry's replica on that tier if the entry is still the one in the index. Does not count as an access.
+  Result<ObjectView> View(const EntryPtr& entry, size_t tier_index) const;
+  // Replaces the replica on `from` by `to` in one step, if the content is still `version`.
+  bool MoveReplica(const EntryPtr& entry, size_t from, AllocationHandle to, uint64_t version);
+  // Removes the replica on `from`, if the content is still `version`.
+  bool DropReplica(const EntryPtr& entry, size_t from, uint64_t version);
+
+ private:
+  struct TierSlot {
+    std::shared_ptr<CacheTier> tier;
+    std::atomic<uint64_t> keys{0};
+    std::atomic<uint64_t> hits{0};
+    std::atomic<uint64_t> demoted_out{0};
+    std::atomic<uint64_t> dropped{0};
+  };
+  struct Shard {
+    mutable std::shared_mutex mutex;
+    std::unordered_map<std::string_view, EntryPtr> entries;  // the key is a view of the entry's own
+  };
+  using Released = std::vector<AllocationHandle>;  // handles to let die after the lock is gone
+
+  TieredBackend(std::vector<std::shared_ptr<CacheTier>> tiers, DataCopier copier, Options options);
+  Shard& ShardOf(std::string_view key) const;
+  Result<size_t> IndexOf(Uuid tier) const;
+  size_t IndexOf(const CacheTier& tier) const;
+  Result<AllocationHandle> AllocateEvicting(size_t tier_index, size_t size);
+  Result<void> CheckRunning() const;
+  void Touch(MetadataEntry& entry) const { entry.last_access.store(tick_.fetch_add(1) + 1, std::memory_order_relaxed); }
+  // Both under the shard's lock.
+  void PlaceReplica(MetadataEntry& entry, size_t tier_index, AllocationHandle handle, Released& released);
+  void TakeReplica(MetadataEntry& entry, size_t position, Released& released);
+  void Changed(std::string_view key) const {
+    if (on_change_) on_change_(key);
+  }
+
+  const DataCopier copier_;
+  const std::function<void(std::string_view)> on_change_;
+  std::vector<std::unique_ptr<TierSlot>> slots_;  // by priority
+  mutable std::vector<Shard> shards_;
+  std::unique_ptr<Scheduler> scheduler_;
+  mutable std::atomic<uint64_t> tick_{0};     // logical time of accesses
+  std::atomic<uint64_t> next_version_{1};
+  std::atomic<bool> stopped_{false};
+};
+
+}  // namespace mooncake
