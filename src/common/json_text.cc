@@ -391,7 +391,7 @@ std::optional<std::string_view> NearestName(std::string_view name, std::span<con
 
 std::string DidYouMean(std::string_view name, std::span<const std::string_view> allowed) {
   const auto nearest = NearestName(name, allowed);
-  return nearest ? fmt::format("; did you mean \"{}\"?", *nearest) : "";
+  return nearest ? fmt::format(" (did you mean \"{}\"?)", *nearest) : "";
 }
 
 }  // namespace mooncake

@@ -89,7 +89,7 @@ std::string QuoteForMessage(std::string_view text, size_t max_bytes = 64);
 // The allowed name a person most likely meant (case ignored, few edits), nullopt when none is near.
 std::optional<std::string_view> NearestName(std::string_view name, std::span<const std::string_view> allowed);
 
-// "; did you mean \"capacity\"?" or "".
+// " (did you mean \"capacity\"?)" or "".
 std::string DidYouMean(std::string_view name, std::span<const std::string_view> allowed);
 
 }  // namespace mooncake

@@ -173,7 +173,7 @@ TEST(JsonMessages, NearestNameFindsTyposAndNothingElse) {
   EXPECT_EQ(NearestName("bandwidth", kNames), std::nullopt);
   EXPECT_EQ(NearestName("", kNames), std::nullopt);
   EXPECT_EQ(NearestName(std::string(100000, 'c'), kNames), std::nullopt);
-  EXPECT_EQ(DidYouMean("prioritiy", kNames), "; did you mean \"priority\"?");
+  EXPECT_EQ(DidYouMean("prioritiy", kNames), " (did you mean \"priority\"?)");
 }
 
 // The character at a position; columns count code points.
