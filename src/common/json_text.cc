@@ -9,7 +9,7 @@
 namespace mooncake {
 namespace {
 
-constexpr size_t kMaxKeyInPath = 64;
+constexpr size_t kMaxKeyInPath = 32;
 constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 
 // Length of the UTF-8 sequence at the front of `text`, 0 when it is not one.
