@@ -10,7 +10,9 @@ Announcer::Announcer(Hooks hooks, size_t max_batch) : hooks_(std::move(hooks)), 
   thread_ = std::thread([this] { Run(); });
 }
 
-Announcer::~Announcer() { Stop(); }
+Announcer::~Announcer() {
+  Stop();
+}
 
 void Announcer::RunAll(std::vector<Completion>& completions) {
   for (auto& done : completions) done();

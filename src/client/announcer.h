@@ -19,9 +19,9 @@
 
 namespace mooncake {
 
-// States, not operations: a changed key is only marked; when its turn comes the sender looks up what is true then. So marks
-// merge, a repeated send is harmless, and the last announcement of a key always agrees with the index. One batch is under way
-// at a time; marks made meanwhile form the next one. Any thread.
+// States, not operations: a changed key is only marked; when its turn comes the sender looks up what is true then. So
+// marks merge, a repeated send is harmless, and the last announcement of a key always agrees with the index. One batch
+// is under way at a time; marks made meanwhile form the next one. Any thread.
 class Announcer {
  public:
   struct Hooks {
@@ -40,8 +40,8 @@ class Announcer {
 
   // This key changed. Cheap; forgotten while paused, since a resume announces everything.
   void Mark(std::string_view key);
-  // Runs `done` once every mark made before this call has been delivered, or announcing has paused (nobody to tell): on the
-  // announcer's thread, or at once on this one when there is nothing to wait for.
+  // Runs `done` once every mark made before this call has been delivered, or announcing has paused (nobody to tell): on
+  // the announcer's thread, or at once on this one when there is nothing to wait for.
   void WhenDelivered(Completion done);
   // Same, blocking; false when the deadline came first.
   bool WaitDelivered(Deadline deadline);
@@ -64,8 +64,8 @@ class Announcer {
   bool running_ = false;
   bool stopping_ = false;
   std::unordered_set<std::string> marked_;
-  uint64_t mark_count_ = 0;        // marks so far
-  uint64_t delivered_count_ = 0;   // all marks up to this one are delivered
+  uint64_t mark_count_ = 0;                      // marks so far
+  uint64_t delivered_count_ = 0;                 // all marks up to this one are delivered
   std::multimap<uint64_t, Completion> waiters_;  // by the mark count they wait for
   std::thread thread_;
 };

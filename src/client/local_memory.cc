@@ -22,8 +22,8 @@ Result<void> LocalMemory::Register(void* address, size_t size) {
   auto next = regions_.upper_bound(begin);
   if (next != regions_.begin() && std::prev(next)->first + std::prev(next)->second.size > begin) --next;
   if (next != regions_.end() && next->first < begin + size) {
-    return Error(ErrorCode::INVALID_PARAMS, "region [{:#x}, +{}) overlaps the registered region [{:#x}, +{})", begin, size,
-                 next->first, next->second.size);
+    return Error(ErrorCode::INVALID_PARAMS, "region [{:#x}, +{}) overlaps the registered region [{:#x}, +{})", begin,
+                 size, next->first, next->second.size);
   }
   regions_.emplace(begin, Region{size, 1, device_id});
   return {};

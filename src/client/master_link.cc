@@ -37,7 +37,9 @@ MasterLink::MasterLink(rpc::IoPool& io, Options options, Hooks hooks)
       calls_(Connection(io, options_)),
       heartbeats_(Connection(io, options_)) {}
 
-MasterLink::~MasterLink() { Stop(); }
+MasterLink::~MasterLink() {
+  Stop();
+}
 
 std::unexpected<Status> MasterLink::Unreachable() const {
   std::lock_guard lock(mutex_);
@@ -49,7 +51,8 @@ Result<void> MasterLink::Start(Duration wait) {
   Result<void> registered = Register();
   while (!registered && registered.error().code() == ErrorCode::RPC_FAIL && !deadline.Passed()) {
     std::unique_lock lock(mutex_);
-    wake_.wait_for(lock, std::min<Duration>(deadline.Remaining(), std::chrono::milliseconds(200)), [this] { return stopping_; });
+    wake_.wait_for(lock, std::min<Duration>(deadline.Remaining(), std::chrono::milliseconds(200)),
+                   [this] { return stopping_; });
     lock.unlock();
     registered = Register();
   }
@@ -66,8 +69,9 @@ void MasterLink::Stop() {
   wake_.notify_all();
   if (thread_.joinable()) thread_.join();
   if (health() != ClientHealth::DEGRADED) {
-    const auto left = calls_->Call<protocol::RegisterReply>(protocol::kUnregister, protocol::UnregisterRequest{options_.self.node},
-                                                            Deadline::After(std::chrono::seconds(1)));
+    const auto left =
+        calls_->Call<protocol::RegisterReply>(protocol::kUnregister, protocol::UnregisterRequest{options_.self.node},
+                                              Deadline::After(std::chrono::seconds(1)));
     if (!left) log::Warn("leaving the master: {}", left.error().ToString());
   }
   health_.store(ClientHealth::DEGRADED);
@@ -77,7 +81,8 @@ void MasterLink::Stop() {
 
 Result<void> MasterLink::Register() {
   const protocol::RegisterRequest request{options_.self.node, options_.advertised, hooks_.tiers()};
-  const auto reply = calls_->Call<protocol::RegisterReply>(protocol::kRegister, request, Deadline::After(options_.attempt_timeout));
+  const auto reply =
+      calls_->Call<protocol::RegisterReply>(protocol::kRegister, request, Deadline::After(options_.attempt_timeout));
   if (!reply) {
     std::lock_guard lock(mutex_);
     last_error_ = reply.error().message();
@@ -131,9 +136,11 @@ void MasterLink::Beat() {
     return;
   }
   const protocol::HeartbeatRequest request{options_.self.node, hooks_.tiers()};
-  const auto reply = heartbeats_->Call<protocol::HeartbeatReply>(protocol::kHeartbeat, request, Deadline::After(options_.attempt_timeout));
+  const auto reply = heartbeats_->Call<protocol::HeartbeatReply>(protocol::kHeartbeat, request,
+                                                                 Deadline::After(options_.attempt_timeout));
   if (!reply) return ReportLost(reply.error());
-  if (!reply->known) ReportLost(Status(ErrorCode::CLIENT_NOT_FOUND, "the master does not know this client (restarted?)"));
+  if (!reply->known)
+    ReportLost(Status(ErrorCode::CLIENT_NOT_FOUND, "the master does not know this client (restarted?)"));
 }
 
 }  // namespace mooncake

@@ -18,9 +18,9 @@ namespace mooncake {
 enum class ClientHealth { DEGRADED, SYNCING, FULL };
 std::string_view ClientHealthName(ClientHealth health);
 
-// Registers, sends heartbeats on a thread and a connection of its own, and registers again whenever the master does not know
-// us or could not be reached: registration wipes what the master had of us, and on_registered announces everything anew.
-// Any thread.
+// Registers, sends heartbeats on a thread and a connection of its own, and registers again whenever the master does not
+// know us or could not be reached: registration wipes what the master had of us, and on_registered announces everything
+// anew. Any thread.
 class MasterLink {
  public:
   struct Options {

@@ -26,7 +26,9 @@ inline size_t SizeOf(const MemoryRange& range) {
   return std::get<NpuRange>(range).size;
 }
 
-inline bool IsHost(const MemoryRange& range) { return std::holds_alternative<HostRange>(range); }
+inline bool IsHost(const MemoryRange& range) {
+  return std::holds_alternative<HostRange>(range);
+}
 
 // Bytes [offset, offset + size), which must lie inside.
 inline MemoryRange SubRange(const MemoryRange& range, size_t offset, size_t size) {

@@ -3,12 +3,16 @@
 
 namespace mooncake {
 
-bool NpuSupportBuilt() { return false; }
+bool NpuSupportBuilt() {
+  return false;
+}
 
 Result<std::shared_ptr<NpuRuntime>> OpenNpuRuntime() {
   return Error(ErrorCode::NOT_IMPLEMENTED, "this build has no NPU support; configure it with -D{}=ON", kNpuBuildOption);
 }
 
-std::shared_ptr<NpuRuntime> OpenedNpuRuntime() { return nullptr; }
+std::shared_ptr<NpuRuntime> OpenedNpuRuntime() {
+  return nullptr;
+}
 
 }  // namespace mooncake

@@ -37,8 +37,10 @@ class NpuRuntime {
   virtual Result<void> Free(AscendUnifiedPointer block) = 0;
 
   // Synchronous copies; `capacity` is what the target block really holds. DATA_COPY_FAILED leaves the target undefined.
-  virtual Result<void> CopyHostToDevice(AscendUnifiedPointer target, size_t capacity, const std::byte* source, size_t size) = 0;
-  virtual Result<void> CopyDeviceToHost(std::byte* target, size_t capacity, AscendUnifiedPointer source, size_t size) = 0;
+  virtual Result<void> CopyHostToDevice(AscendUnifiedPointer target, size_t capacity, const std::byte* source,
+                                        size_t size) = 0;
+  virtual Result<void> CopyDeviceToHost(std::byte* target, size_t capacity, AscendUnifiedPointer source,
+                                        size_t size) = 0;
 
   // Device that an address handed in by the application belongs to; nullopt for host memory, also when the runtime
   // does not know the address (older runtimes answer so for ordinary memory).

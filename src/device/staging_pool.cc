@@ -5,12 +5,15 @@
 
 namespace mooncake {
 
-StagingPool::~StagingPool() { MC_CHECK(in_use_ == 0, "{} staging slots still in use", in_use_); }
+StagingPool::~StagingPool() {
+  MC_CHECK(in_use_ == 0, "{} staging slots still in use", in_use_);
+}
 
 Result<std::shared_ptr<StagingPool::Slot>> StagingPool::Acquire(Deadline deadline) {
   std::unique_lock lock(mutex_);
   if (!freed_.wait_until(lock, deadline.time(), [this] { return in_use_ < slot_count_; })) {
-    return Error(ErrorCode::TRANSFER_FAIL, "timed out waiting for one of {} staging buffers of {} B", slot_count_, slot_bytes_);
+    return Error(ErrorCode::TRANSFER_FAIL, "timed out waiting for one of {} staging buffers of {} B", slot_count_,
+                 slot_bytes_);
   }
   return Take(std::move(lock));
 }

@@ -13,9 +13,9 @@
 
 namespace mooncake {
 
-// A slot is free again only when its Slot object dies, so keep that until nothing can touch the bytes any more. Any thread.
-// Those who serve others and those who start transfers must use different pools: waiting for a peer while holding what the
-// peer's requests need would be a deadlock across processes.
+// A slot is free again only when its Slot object dies, so keep that until nothing can touch the bytes any more. Any
+// thread. Those who serve others and those who start transfers must use different pools: waiting for a peer while
+// holding what the peer's requests need would be a deadlock across processes.
 class StagingPool {
  public:
   class Slot {

@@ -33,7 +33,8 @@ std::optional<uint32_t> ClientRegistry::Register(const protocol::RegisterRequest
   for (const auto& [id, other] : clients_) {
     if (other.capacity == 0 || client.capacity == 0) continue;
     const double share = static_cast<double>(other.routed_total) / static_cast<double>(other.capacity);
-    client.routed_total = std::max(client.routed_total, static_cast<uint64_t>(share * static_cast<double>(client.capacity)));
+    client.routed_total =
+        std::max(client.routed_total, static_cast<uint64_t>(share * static_cast<double>(client.capacity)));
   }
   by_number_[client.entry.number] = request.client_id;
   clients_[request.client_id] = std::move(client);

@@ -52,8 +52,9 @@ class ClientRegistry {
     std::vector<protocol::ClientAddress> clients;
     std::vector<int32_t> targets;  // per size: position in `clients`, or protocol::kTargetNone
   };
-  // Picks a client for each size: the emptiest, by share of its capacity; full ones by the share of their capacity written
-  // to lately, so that all of them turn over evenly. Counts what it hands out until the next heartbeat reports it.
+  // Picks a client for each size: the emptiest, by share of its capacity; full ones by the share of their capacity
+  // written to lately, so that all of them turn over evenly. Counts what it hands out until the next heartbeat reports
+  // it.
   Picks PickForWrite(std::span<const uint64_t> sizes, std::span<const Uuid> exclude);
 
  private:

@@ -5,7 +5,8 @@
 
 namespace mooncake {
 
-bool KeyIndex::Put(const KeyDigest& key, const Owner& owner, size_t max_owners, const std::function<bool(uint32_t)>& counts) {
+bool KeyIndex::Put(const KeyDigest& key, const Owner& owner, size_t max_owners,
+                   const std::function<bool(uint32_t)>& counts) {
   Shard& shard = ShardOf(key);
   std::lock_guard lock(shard.mutex);
   auto& owners = shard.keys[key];

@@ -72,14 +72,17 @@ void MasterService::RegisterHandlers() {
   Serve<HeartbeatRequest>(*server_, metrics_, kHeartbeat, "heartbeat", [this](auto& r) { return Heartbeat(r); });
   Serve<AnnounceRequest>(*server_, metrics_, kAnnounce, "add_replica", [this](auto& r) { return Announce(r); });
   Serve<LookupRequest>(*server_, metrics_, kLookup, "get_replica_list", [this](auto& r) { return Lookup(r); });
-  Serve<WriteRouteRequest>(*server_, metrics_, kWriteRoute, "get_write_route", [this](auto& r) { return WriteRoute(r); });
-  Serve<ListClientsRequest>(*server_, metrics_, kListClients, "list_clients", [this](auto& r) { return ListClients(r); });
+  Serve<WriteRouteRequest>(*server_, metrics_, kWriteRoute, "get_write_route",
+                           [this](auto& r) { return WriteRoute(r); });
+  Serve<ListClientsRequest>(*server_, metrics_, kListClients, "list_clients",
+                            [this](auto& r) { return ListClients(r); });
 }
 
 Result<protocol::RegisterReply> MasterService::Register(const protocol::RegisterRequest& request) {
   if (request.client_id.IsNil()) return Error(ErrorCode::INVALID_PARAMS, "register without a client id");
   if (const auto replaced = registry_.Register(request)) ForgetClient(*replaced);
-  log::Info("client {} registered: {} tier(s) at {}", request.client_id.ToString(), request.tiers.size(), request.endpoint);
+  log::Info("client {} registered: {} tier(s) at {}", request.client_id.ToString(), request.tiers.size(),
+            request.endpoint);
   const auto ttl = std::chrono::duration_cast<std::chrono::milliseconds>(options_.client_ttl);
   return protocol::RegisterReply{static_cast<uint64_t>(ttl.count())};
 }
@@ -220,7 +223,8 @@ std::string MasterService::MetricsText() {
     active += client.suspect ? 0 : 1;
     for (const auto& tier : client.tiers) {
       const MetricLabels labels{{"segment", tier.name + "@" + client.endpoint}};
-      metrics_.GetGauge("segment_total_capacity_bytes", "capacity of a tier", labels).Set(static_cast<double>(tier.capacity));
+      metrics_.GetGauge("segment_total_capacity_bytes", "capacity of a tier", labels)
+          .Set(static_cast<double>(tier.capacity));
       metrics_.GetGauge("segment_allocated_bytes", "bytes used in a tier", labels).Set(static_cast<double>(tier.usage));
       capacity += tier.capacity;
       used += tier.usage;

@@ -27,7 +27,8 @@ struct MasterOptions {
 class MasterService {
  public:
   // Binds the port; a taken one is an error that names it.
-  static Result<std::unique_ptr<MasterService>> Open(MasterOptions options, const Clock& clock = SteadyClock::Instance());
+  static Result<std::unique_ptr<MasterService>> Open(MasterOptions options,
+                                                     const Clock& clock = SteadyClock::Instance());
   ~MasterService();
 
   uint16_t port() const { return server_->port(); }

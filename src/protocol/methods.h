@@ -1,4 +1,5 @@
-// Numbers of every remote call, one space for all servers, so that a call sent to the wrong kind of server is recognised.
+// Numbers of every remote call, one space for all servers, so that a call sent to the wrong kind of server is
+// recognised.
 #pragma once
 
 #include <cstdint>

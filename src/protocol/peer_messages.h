@@ -17,8 +17,8 @@ struct ObjectState {
   int32_t code = 0;  // ErrorCode
   uint64_t size = 0;
   uint64_t version = 0;
-  int32_t type = 3;     // MemoryType it was read from
-  bool sent = false;    // false with code 0: too large for a reply, open a window
+  int32_t type = 3;   // MemoryType it was read from
+  bool sent = false;  // false with code 0: too large for a reply, open a window
   MSGPACK_DEFINE_MAP(code, size, version, type, sent);
 };
 struct GetReply {

@@ -79,7 +79,9 @@ struct DataSource {
 
   size_t size() const { return buffer ? buffer->size() : 0; }
 
-  static DataSource Host(std::byte* data, size_t size) { return {std::make_unique<RefBuffer>(data, size), MemoryType::DRAM}; }
+  static DataSource Host(std::byte* data, size_t size) {
+    return {std::make_unique<RefBuffer>(data, size), MemoryType::DRAM};
+  }
   // Copies only read their source, so a borrowed constant source is safe behind the same type.
   static DataSource Host(const std::byte* data, size_t size) { return Host(const_cast<std::byte*>(data), size); }
   static DataSource Ascend(AscendUnifiedPointer pointer, size_t size, NpuRuntime& runtime) {
@@ -87,8 +89,8 @@ struct DataSource {
   }
 };
 
-// Borrowed view of bytes [offset, offset + size) of `source`, which must outlive it. INVALID_PARAMS when the range leaves the
-// source or its memory cannot be addressed.
+// Borrowed view of bytes [offset, offset + size) of `source`, which must outlive it. INVALID_PARAMS when the range
+// leaves the source or its memory cannot be addressed.
 Result<DataSource> Slice(const DataSource& source, size_t offset, size_t size);
 
 }  // namespace mooncake

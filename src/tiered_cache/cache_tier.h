@@ -19,7 +19,7 @@ class CacheTier {
     Uuid id;
     std::string name;  // for messages: "DRAM", "ASCEND_NPU:0"
     MemoryType type = MemoryType::UNKNOWN;
-    size_t capacity = 0;  // bytes, hard limit
+    size_t capacity = 0;   // bytes, hard limit
     int32_t priority = 0;  // larger = faster, preferred
     std::vector<std::string> tags;
   };
@@ -29,8 +29,8 @@ class CacheTier {
   CacheTier(const CacheTier&) = delete;
   CacheTier& operator=(const CacheTier&) = delete;
 
-  // A buffer of exactly `size` > 0 bytes, contents undefined. NO_AVAILABLE_HANDLE when the tier is full (vendor_code 0) or its
-  // device refuses (vendor_code set): a result, not something to log.
+  // A buffer of exactly `size` > 0 bytes, contents undefined. NO_AVAILABLE_HANDLE when the tier is full (vendor_code 0)
+  // or its device refuses (vendor_code set): a result, not something to log.
   virtual Result<DataSource> Allocate(size_t size) = 0;
   // Gives a buffer back: it dies here and its bytes leave the usage after its memory has gone. A null buffer is fine.
   virtual void Free(DataSource data) { data.buffer.reset(); }

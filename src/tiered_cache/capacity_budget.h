@@ -10,8 +10,8 @@
 
 namespace mooncake {
 
-// Reserve before allocating, keep the Reservation beside the memory, and let it die after the memory has been given back:
-// then usage never exceeds what the device holds and is exactly 0 when everything is gone. Any thread.
+// Reserve before allocating, keep the Reservation beside the memory, and let it die after the memory has been given
+// back: then usage never exceeds what the device holds and is exactly 0 when everything is gone. Any thread.
 class CapacityBudget {
  public:
   // Returns its bytes when destroyed. Must not outlive its budget.

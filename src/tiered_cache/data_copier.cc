@@ -20,7 +20,8 @@ Result<void> CopyDramToDram(const DataSource& source, const DataSource& target) 
 Result<const HostBuffer*> HostSide(const DataSource& data, const char* role) {
   const auto* host = dynamic_cast<const HostBuffer*>(data.buffer.get());
   if (host == nullptr || host->data() == nullptr) {
-    return Error(ErrorCode::INVALID_PARAMS, "{} is tagged {} but its buffer is not host memory", role, MemoryTypeName(data.type));
+    return Error(ErrorCode::INVALID_PARAMS, "{} is tagged {} but its buffer is not host memory", role,
+                 MemoryTypeName(data.type));
   }
   return host;
 }
@@ -55,8 +56,8 @@ Result<DataCopier> DataCopierBuilder::Build() const {
     const bool to_dram = static_cast<bool>(paths_[type][kDram]);
     const bool from_dram = static_cast<bool>(paths_[kDram][type]);
     if (to_dram != from_dram) {
-      return Error(ErrorCode::INTERNAL_ERROR, "memory type {} has no copier {} DRAM", MemoryTypeName(static_cast<MemoryType>(type)),
-                   to_dram ? "from" : "to");
+      return Error(ErrorCode::INTERNAL_ERROR, "memory type {} has no copier {} DRAM",
+                   MemoryTypeName(static_cast<MemoryType>(type)), to_dram ? "from" : "to");
     }
   }
   return DataCopier(paths_);
@@ -68,13 +69,15 @@ bool DataCopier::Supports(MemoryType type) const {
 
 Result<void> DataCopier::Copy(const DataSource& source, const DataSource& target) const {
   if (source.size() == 0) return {};
-  if (target.buffer == nullptr) return Error(ErrorCode::INVALID_PARAMS, "copy of {} B has no target buffer", source.size());
+  if (target.buffer == nullptr)
+    return Error(ErrorCode::INVALID_PARAMS, "copy of {} B has no target buffer", source.size());
   if (target.size() < source.size()) {
     return Error(ErrorCode::BUFFER_OVERFLOW, "copy of {} B into a buffer of {} B", source.size(), target.size());
   }
   if (const CopyFunction& direct = Path(source.type, target.type)) return direct(source, target);
   if (source.type != MemoryType::DRAM && target.type != MemoryType::DRAM) return CopyThroughDram(source, target);
-  return Error(ErrorCode::DATA_COPY_FAILED, "no copier from {} to {}", MemoryTypeName(source.type), MemoryTypeName(target.type));
+  return Error(ErrorCode::DATA_COPY_FAILED, "no copier from {} to {}", MemoryTypeName(source.type),
+               MemoryTypeName(target.type));
 }
 
 Result<void> DataCopier::CopyThroughDram(const DataSource& source, const DataSource& target) const {

@@ -9,8 +9,8 @@
 
 namespace mooncake {
 
-// Copies source.size() bytes to the start of target. Called with both buffers present, source not empty and no larger than
-// target; checks the buffers' dynamic types itself.
+// Copies source.size() bytes to the start of target. Called with both buffers present, source not empty and no larger
+// than target; checks the buffers' dynamic types itself.
 using CopyFunction = std::function<Result<void>(const DataSource& source, const DataSource& target)>;
 
 // Host side of a copy, or INVALID_PARAMS saying which side (`role`) is not what its tag claims.
@@ -18,7 +18,8 @@ Result<const HostBuffer*> HostSide(const DataSource& data, const char* role);
 
 inline constexpr size_t kMemoryTypeCount = 4;
 
-// Copy functions announced by tier kinds before main. Filled by static CopierRegistrar objects only, hence without a lock.
+// Copy functions announced by tier kinds before main. Filled by static CopierRegistrar objects only, hence without a
+// lock.
 class CopierRegistry {
  public:
   static CopierRegistry& Instance();
@@ -43,8 +44,8 @@ class CopierRegistrar {
 // Immutable once built; any thread.
 class DataCopier {
  public:
-  // Copies source.size() bytes. Order of choice: the function for exactly this pair; else two hops through a temporary host
-  // buffer; else DATA_COPY_FAILED. A source of 0 bytes copies nothing. BUFFER_OVERFLOW when the target is smaller,
+  // Copies source.size() bytes. Order of choice: the function for exactly this pair; else two hops through a temporary
+  // host buffer; else DATA_COPY_FAILED. A source of 0 bytes copies nothing. BUFFER_OVERFLOW when the target is smaller,
   // INVALID_PARAMS for a missing buffer or one that is not what its tag says.
   Result<void> Copy(const DataSource& source, const DataSource& target) const;
   // True when data of this kind can be brought to DRAM and back.

@@ -11,10 +11,11 @@
 
 namespace mooncake {
 
-// A block of a tier. Whoever holds a handle can use the bytes, also after the key was deleted or evicted; the space returns
-// when the last handle dies, on whatever thread that is.
+// A block of a tier. Whoever holds a handle can use the bytes, also after the key was deleted or evicted; the space
+// returns when the last handle dies, on whatever thread that is.
 struct AllocationEntry {
-  AllocationEntry(std::shared_ptr<CacheTier> owner, DataSource bytes) : tier(std::move(owner)), data(std::move(bytes)) {}
+  AllocationEntry(std::shared_ptr<CacheTier> owner, DataSource bytes)
+      : tier(std::move(owner)), data(std::move(bytes)) {}
   ~AllocationEntry() { tier->Free(std::move(data)); }
   AllocationEntry(const AllocationEntry&) = delete;
   AllocationEntry& operator=(const AllocationEntry&) = delete;
@@ -36,8 +37,8 @@ struct MetadataEntry {
   explicit MetadataEntry(std::string name) : key(std::move(name)) {}
 
   const std::string key;
-  uint64_t version = 0;           // changes with the content; unique in this backend's life
-  std::vector<Replica> replicas;  // by tier_index; never empty while the entry is in the index
+  uint64_t version = 0;                  // changes with the content; unique in this backend's life
+  std::vector<Replica> replicas;         // by tier_index; never empty while the entry is in the index
   std::atomic<uint64_t> last_access{0};  // logical time, any thread
   std::atomic<uint32_t> tier_mask{0};    // bit i: a replica on tier i; written under the shard's lock, read anywhere
 };

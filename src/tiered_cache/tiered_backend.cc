@@ -13,7 +13,9 @@ namespace {
 // Eviction makes room, another thread may take it: how often to try again before giving up.
 constexpr int kEvictionRounds = 16;
 
-std::unexpected<Status> NotFound() { return std::unexpected(Status(ErrorCode::OBJECT_NOT_FOUND, {})); }
+std::unexpected<Status> NotFound() {
+  return std::unexpected(Status(ErrorCode::OBJECT_NOT_FOUND, {}));
+}
 
 auto FindReplica(auto& replicas, size_t tier_index) {
   return std::find_if(replicas.begin(), replicas.end(), [&](const auto& r) { return r.tier_index == tier_index; });
@@ -21,7 +23,8 @@ auto FindReplica(auto& replicas, size_t tier_index) {
 
 }  // namespace
 
-Result<std::unique_ptr<TieredBackend>> TieredBackend::Open(std::vector<std::shared_ptr<CacheTier>> tiers, Options options) {
+Result<std::unique_ptr<TieredBackend>> TieredBackend::Open(std::vector<std::shared_ptr<CacheTier>> tiers,
+                                                           Options options) {
   if (tiers.empty() || tiers.size() > kMaxTiers) {
     return Error(ErrorCode::INVALID_PARAMS, "{} tiers: a backend has 1 to {}", tiers.size(), kMaxTiers);
   }
@@ -47,7 +50,9 @@ TieredBackend::TieredBackend(std::vector<std::shared_ptr<CacheTier>> tiers, Data
   scheduler_ = std::make_unique<LruScheduler>(*this, slots_.size());
 }
 
-TieredBackend::~TieredBackend() { Stop(); }
+TieredBackend::~TieredBackend() {
+  Stop();
+}
 
 Result<void> TieredBackend::CheckRunning() const {
   if (stopped_.load(std::memory_order_relaxed)) return Error(ErrorCode::SHUTTING_DOWN, "the store is closed");
@@ -214,7 +219,8 @@ Result<void> TieredBackend::Delete(std::string_view key, std::optional<Uuid> tie
     entry = found->second;
     if (wanted) {
       const auto replica = FindReplica(entry->replicas, *wanted);
-      if (replica == entry->replicas.end()) return Error(ErrorCode::TIER_NOT_FOUND, "key '{}' has no replica there", key);
+      if (replica == entry->replicas.end())
+        return Error(ErrorCode::TIER_NOT_FOUND, "key '{}' has no replica there", key);
       TakeReplica(*entry, static_cast<size_t>(replica - entry->replicas.begin()), released);
     } else {
       while (!entry->replicas.empty()) TakeReplica(*entry, entry->replicas.size() - 1, released);
@@ -226,7 +232,8 @@ Result<void> TieredBackend::Delete(std::string_view key, std::optional<Uuid> tie
   return {};
 }
 
-Result<void> TieredBackend::CopyData(std::string_view key, const DataSource& source, Uuid dest_tier, uint64_t expected_version) {
+Result<void> TieredBackend::CopyData(std::string_view key, const DataSource& source, Uuid dest_tier,
+                                     uint64_t expected_version) {
   const AllocationHandle target = MC_TRY(Allocate(source.size(), dest_tier, /*strict=*/true));
   MC_TRY(Write(source, target));
   MC_TRY(Commit(key, target, {.expected_version = expected_version}));
@@ -324,8 +331,13 @@ std::vector<TierView> TieredBackend::GetTierViews() const {
   std::vector<TierView> views;
   for (const auto& slot : slots_) {
     const CacheTier::Info& info = slot->tier->info();
-    TierView view{.id = info.id, .name = info.name, .type = info.type, .capacity = info.capacity, .usage = slot->tier->usage(),
-                  .priority = info.priority, .tags = info.tags};
+    TierView view{.id = info.id,
+                  .name = info.name,
+                  .type = info.type,
+                  .capacity = info.capacity,
+                  .usage = slot->tier->usage(),
+                  .priority = info.priority,
+                  .tags = info.tags};
     view.free_space = view.capacity - std::min(view.usage, view.capacity);
     view.keys = slot->keys.load();
     view.hits = slot->hits.load();

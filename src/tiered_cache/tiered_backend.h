@@ -1,4 +1,5 @@
-// The tiers of one process behind one index: where each key's bytes are, who may use them, and what leaves when room is short.
+// The tiers of one process behind one index: where each key's bytes are, who may use them, and what leaves when room is
+// short.
 #pragma once
 
 #include <functional>
@@ -48,32 +49,33 @@ struct CommitOptions {
   bool only_if_absent = false;
 };
 
-// Life of a block: Allocate -> Write -> Commit; a handle dropped before Commit gives its memory back. Copies, device calls and
-// the listener run without locks; every lock here is held for a few memory accesses only. Any thread.
+// Life of a block: Allocate -> Write -> Commit; a handle dropped before Commit gives its memory back. Copies, device
+// calls and the listener run without locks; every lock here is held for a few memory accesses only. Any thread.
 class TieredBackend {
  public:
   struct Options {
     size_t shard_count = 64;
-    // Told after a key appeared, moved between tiers or went, on the thread that did it. Must not call back into the backend's
-    // writing calls.
+    // Told after a key appeared, moved between tiers or went, on the thread that did it. Must not call back into the
+    // backend's writing calls.
     std::function<void(std::string_view key)> on_change;
   };
 
-  // At least one tier, at most kMaxTiers; order among equal priorities is as given. INTERNAL_ERROR when a tier's kind of
-  // memory has no copiers.
+  // At least one tier, at most kMaxTiers; order among equal priorities is as given. INTERNAL_ERROR when a tier's kind
+  // of memory has no copiers.
   static Result<std::unique_ptr<TieredBackend>> Open(std::vector<std::shared_ptr<CacheTier>> tiers, Options options);
   ~TieredBackend();
   TieredBackend(const TieredBackend&) = delete;
   TieredBackend& operator=(const TieredBackend&) = delete;
 
-  // A block of `size` bytes. Tried in order: the preferred tier if given, then (unless strict) the others by priority; a full
-  // tier lets least recently used blocks go first. size 0 yields a handle without memory: an empty value is a value.
-  // NO_AVAILABLE_HANDLE when no tier can hold it; TIER_NOT_FOUND for an unknown preferred tier.
-  Result<AllocationHandle> Allocate(size_t size, std::optional<Uuid> preferred_tier = std::nullopt, bool strict = false);
+  // A block of `size` bytes. Tried in order: the preferred tier if given, then (unless strict) the others by priority;
+  // a full tier lets least recently used blocks go first. size 0 yields a handle without memory: an empty value is a
+  // value. NO_AVAILABLE_HANDLE when no tier can hold it; TIER_NOT_FOUND for an unknown preferred tier.
+  Result<AllocationHandle> Allocate(size_t size, std::optional<Uuid> preferred_tier = std::nullopt,
+                                    bool strict = false);
   // Copies source into the handle's block.
   Result<void> Write(const DataSource& source, const AllocationHandle& handle) const;
-  // Makes the block the key's content and returns the version. Without expected_version it replaces whatever the key had, on
-  // every tier.
+  // Makes the block the key's content and returns the version. Without expected_version it replaces whatever the key
+  // had, on every tier.
   Result<uint64_t> Commit(std::string_view key, AllocationHandle handle, CommitOptions options = {});
   // The highest replica, or the one on `tier`. OBJECT_NOT_FOUND; TIER_NOT_FOUND when the key has no replica there.
   Result<ObjectView> Get(std::string_view key, std::optional<Uuid> tier = std::nullopt, bool record_access = true);
@@ -142,7 +144,7 @@ class TieredBackend {
   std::vector<std::unique_ptr<TierSlot>> slots_;  // by priority
   mutable std::vector<Shard> shards_;
   std::unique_ptr<Scheduler> scheduler_;
-  mutable std::atomic<uint64_t> tick_{0};     // logical time of accesses
+  mutable std::atomic<uint64_t> tick_{0};  // logical time of accesses
   std::atomic<uint64_t> next_version_{1};
   std::atomic<bool> stopped_{false};
 };

@@ -23,10 +23,13 @@ class Transport {
  public:
   virtual ~Transport() = default;
   virtual const char* name() const = 0;
-  // Fills `local` from the window's bytes at `offset`: TRANSFER_FAIL or RPC_FAIL naming the peer when that is impossible.
-  virtual Result<void> Read(const RemoteWindow& window, uint64_t offset, const MemoryRange& local, Deadline deadline) = 0;
+  // Fills `local` from the window's bytes at `offset`: TRANSFER_FAIL or RPC_FAIL naming the peer when that is
+  // impossible.
+  virtual Result<void> Read(const RemoteWindow& window, uint64_t offset, const MemoryRange& local,
+                            Deadline deadline) = 0;
   // Writes `local` into the window; success means that the bytes are in place at the peer.
-  virtual Result<void> Write(const RemoteWindow& window, uint64_t offset, const MemoryRange& local, Deadline deadline) = 0;
+  virtual Result<void> Write(const RemoteWindow& window, uint64_t offset, const MemoryRange& local,
+                             Deadline deadline) = 0;
 };
 
 }  // namespace mooncake

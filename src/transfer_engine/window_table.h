@@ -13,8 +13,8 @@
 
 namespace mooncake {
 
-// A window belongs to the session it was opened for: nobody else can use it, and it goes when the session does, so a reader
-// or writer that dies leaves no pin behind. Any thread.
+// A window belongs to the session it was opened for: nobody else can use it, and it goes when the session does, so a
+// reader or writer that dies leaves no pin behind. Any thread.
 class WindowTable {
  public:
   struct Window {

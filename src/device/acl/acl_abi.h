@@ -31,22 +31,23 @@ struct PointerAttributes {
 };
 static_assert(sizeof(PointerAttributes) == 28);
 
-// One entry per function: member name, symbol, return type, parameters. Optional symbols may be missing in older runtimes.
-#define MC_ACL_REQUIRED(X)                                                                  \
-  X(Init, aclInit, AclError, (const char*))                                                 \
-  X(GetDeviceCount, aclrtGetDeviceCount, AclError, (uint32_t*))                             \
-  X(SetDevice, aclrtSetDevice, AclError, (int32_t))                                         \
-  X(ResetDevice, aclrtResetDevice, AclError, (int32_t))                                     \
-  X(GetCurrentContext, aclrtGetCurrentContext, AclError, (Context*))                        \
-  X(SetCurrentContext, aclrtSetCurrentContext, AclError, (Context))                         \
-  X(GetMemInfo, aclrtGetMemInfo, AclError, (int, size_t*, size_t*))                         \
-  X(Malloc, aclrtMalloc, AclError, (void**, size_t, int))                                   \
-  X(Free, aclrtFree, AclError, (void*))                                                     \
-  X(Memcpy, aclrtMemcpy, AclError, (void*, size_t, const void*, size_t, int))               \
+// One entry per function: member name, symbol, return type, parameters. Optional symbols may be missing in older
+// runtimes.
+#define MC_ACL_REQUIRED(X)                                                    \
+  X(Init, aclInit, AclError, (const char*))                                   \
+  X(GetDeviceCount, aclrtGetDeviceCount, AclError, (uint32_t*))               \
+  X(SetDevice, aclrtSetDevice, AclError, (int32_t))                           \
+  X(ResetDevice, aclrtResetDevice, AclError, (int32_t))                       \
+  X(GetCurrentContext, aclrtGetCurrentContext, AclError, (Context*))          \
+  X(SetCurrentContext, aclrtSetCurrentContext, AclError, (Context))           \
+  X(GetMemInfo, aclrtGetMemInfo, AclError, (int, size_t*, size_t*))           \
+  X(Malloc, aclrtMalloc, AclError, (void**, size_t, int))                     \
+  X(Free, aclrtFree, AclError, (void*))                                       \
+  X(Memcpy, aclrtMemcpy, AclError, (void*, size_t, const void*, size_t, int)) \
   X(GetRecentErrMsg, aclGetRecentErrMsg, const char*, ())
-#define MC_ACL_OPTIONAL(X)                                                                  \
-  X(FinalizeReference, aclFinalizeReference, AclError, (uint64_t*))                         \
-  X(MallocAlign32, aclrtMallocAlign32, AclError, (void**, size_t, int))                     \
+#define MC_ACL_OPTIONAL(X)                                              \
+  X(FinalizeReference, aclFinalizeReference, AclError, (uint64_t*))     \
+  X(MallocAlign32, aclrtMallocAlign32, AclError, (void**, size_t, int)) \
   X(PointerGetAttributes, aclrtPointerGetAttributes, AclError, (const void*, PointerAttributes*))
 
 // Every function, found by name in the loaded library; optional ones are null when the runtime lacks them.

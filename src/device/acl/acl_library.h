@@ -14,8 +14,8 @@ struct Library {
   std::string path;  // what was loaded
 };
 
-// Loads MC_ACL_LIBRARY if set, else libascendcl.so, else libacl_rt.so. Never unloaded: runtimes keep threads of their own.
-// INTERNAL_ERROR lists what was tried and why each failed, or the symbols that are missing.
+// Loads MC_ACL_LIBRARY if set, else libascendcl.so, else libacl_rt.so. Never unloaded: runtimes keep threads of their
+// own. INTERNAL_ERROR lists what was tried and why each failed, or the symbols that are missing.
 Result<Library> LoadLibrary();
 
 // "MEMORY_ALLOCATION (device out of memory)"; "unknown" for numbers outside the table.

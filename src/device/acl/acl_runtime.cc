@@ -9,7 +9,9 @@ namespace mooncake {
 namespace acl {
 namespace {
 
-void* ToPointer(AscendUnifiedPointer at) { return reinterpret_cast<void*>(static_cast<uintptr_t>(at.device_ptr)); }
+void* ToPointer(AscendUnifiedPointer at) {
+  return reinterpret_cast<void*>(static_cast<uintptr_t>(at.device_ptr));
+}
 
 }  // namespace
 
@@ -57,8 +59,9 @@ Status AclRuntime::Failed(ErrorCode code, AclError error, const std::string& wha
 
 Result<void> AclRuntime::OpenDevice(int32_t device_id) {
   if (device_id < 0 || device_id >= DeviceCount()) {
-    return Error(ErrorCode::INVALID_PARAMS, "device_id {} does not exist: this process sees {} NPU device(s), numbered from 0",
-                 device_id, DeviceCount());
+    return Error(ErrorCode::INVALID_PARAMS,
+                 "device_id {} does not exist: this process sees {} NPU device(s), numbered from 0", device_id,
+                 DeviceCount());
   }
   Device& device = devices_[device_id];
   std::lock_guard lock(device.opening);
@@ -93,7 +96,8 @@ Result<NpuRuntime::MemoryInfo> AclRuntime::GetMemoryInfo(int32_t device_id) {
   AclError rc = scope.error();
   if (rc == kSuccess) rc = library_.functions.GetMemInfo(kHbmMemory, &info.free_bytes, &info.total_bytes);
   if (rc != kSuccess) {
-    return std::unexpected(Failed(ErrorCode::INTERNAL_ERROR, rc, fmt::format("aclrtGetMemInfo of device {}", device_id)));
+    return std::unexpected(
+        Failed(ErrorCode::INTERNAL_ERROR, rc, fmt::format("aclrtGetMemInfo of device {}", device_id)));
   }
   return info;
 }
@@ -114,12 +118,14 @@ Result<AscendUnifiedPointer> AclRuntime::Allocate(int32_t device_id, size_t size
 
 Result<void> AclRuntime::Free(AscendUnifiedPointer block) {
   if (const AclError rc = library_.functions.Free(ToPointer(block)); rc != kSuccess) {
-    return std::unexpected(Failed(ErrorCode::INTERNAL_ERROR, rc, fmt::format("aclrtFree on NPU device {}", block.device_id)));
+    return std::unexpected(
+        Failed(ErrorCode::INTERNAL_ERROR, rc, fmt::format("aclrtFree on NPU device {}", block.device_id)));
   }
   return {};
 }
 
-Result<void> AclRuntime::CopyHostToDevice(AscendUnifiedPointer target, size_t capacity, const std::byte* source, size_t size) {
+Result<void> AclRuntime::CopyHostToDevice(AscendUnifiedPointer target, size_t capacity, const std::byte* source,
+                                          size_t size) {
   const ScopedContext scope(library_.functions, MC_TRY(ContextOf(target.device_id)));
   AclError rc = scope.error();
   if (rc == kSuccess) rc = library_.functions.Memcpy(ToPointer(target), capacity, source, size, kHostToDevice);
@@ -130,7 +136,8 @@ Result<void> AclRuntime::CopyHostToDevice(AscendUnifiedPointer target, size_t ca
   return {};
 }
 
-Result<void> AclRuntime::CopyDeviceToHost(std::byte* target, size_t capacity, AscendUnifiedPointer source, size_t size) {
+Result<void> AclRuntime::CopyDeviceToHost(std::byte* target, size_t capacity, AscendUnifiedPointer source,
+                                          size_t size) {
   const ScopedContext scope(library_.functions, MC_TRY(ContextOf(source.device_id)));
   AclError rc = scope.error();
   if (rc == kSuccess) rc = library_.functions.Memcpy(target, capacity, ToPointer(source), size, kDeviceToHost);
@@ -159,7 +166,9 @@ std::weak_ptr<NpuRuntime> shared_runtime;
 
 }  // namespace
 
-bool NpuSupportBuilt() { return true; }
+bool NpuSupportBuilt() {
+  return true;
+}
 
 Result<std::shared_ptr<NpuRuntime>> OpenNpuRuntime() {
   std::lock_guard lock(runtime_mutex);

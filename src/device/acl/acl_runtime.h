@@ -40,7 +40,8 @@ class AclRuntime final : public NpuRuntime {
   Result<MemoryInfo> GetMemoryInfo(int32_t device_id) override;
   Result<AscendUnifiedPointer> Allocate(int32_t device_id, size_t size) override;
   Result<void> Free(AscendUnifiedPointer block) override;
-  Result<void> CopyHostToDevice(AscendUnifiedPointer target, size_t capacity, const std::byte* source, size_t size) override;
+  Result<void> CopyHostToDevice(AscendUnifiedPointer target, size_t capacity, const std::byte* source,
+                                size_t size) override;
   Result<void> CopyDeviceToHost(std::byte* target, size_t capacity, AscendUnifiedPointer source, size_t size) override;
   std::optional<int32_t> DeviceOf(const void* address) const override;
 

@@ -10,9 +10,9 @@
 
 namespace mooncake {
 
-// A heap of (stamp, entry), put right lazily: an access only writes the entry's last_access; when an item reaches the top
-// with an older stamp than its entry has now, it goes back with the new one. So the item that comes out is the true oldest.
-// Any thread.
+// A heap of (stamp, entry), put right lazily: an access only writes the entry's last_access; when an item reaches the
+// top with an older stamp than its entry has now, it goes back with the new one. So the item that comes out is the true
+// oldest. Any thread.
 class LruQueue {
  public:
   explicit LruQueue(size_t tier_index) : tier_bit_(uint32_t{1} << tier_index) {}

@@ -18,7 +18,9 @@ LruScheduler::LruScheduler(TieredBackend& backend, size_t tier_count) : backend_
   for (size_t i = 0; i < tier_count; ++i) queues_.push_back(std::make_unique<LruQueue>(i));
 }
 
-void LruScheduler::OnPlaced(size_t tier_index, const EntryPtr& entry) { queues_[tier_index]->Push(entry); }
+void LruScheduler::OnPlaced(size_t tier_index, const EntryPtr& entry) {
+  queues_[tier_index]->Push(entry);
+}
 
 bool LruScheduler::OnAllocationFailure(size_t tier_index, size_t size) {
   LruQueue& queue = *queues_[tier_index];

@@ -1,5 +1,5 @@
-// The default policy: least recently used blocks leave. They move one tier down while that tier has room or holds something
-// used even longer ago; otherwise they are dropped.
+// The default policy: least recently used blocks leave. They move one tier down while that tier has room or holds
+// something used even longer ago; otherwise they are dropped.
 #pragma once
 
 #include <memory>
@@ -23,7 +23,8 @@ class LruScheduler final : public Scheduler {
  private:
   // Makes `entry` leave the tier; bytes that this gave up, nullopt when somebody uses it or it is gone already.
   std::optional<size_t> Evict(size_t tier_index, const EntryPtr& entry);
-  // A block of `size` on the tier below, pushing out what was used before `stamp` there; null when it has to be dropped.
+  // A block of `size` on the tier below, pushing out what was used before `stamp` there; null when it has to be
+  // dropped.
   AllocationHandle RoomBelow(size_t tier_index, size_t size, uint64_t stamp);
   bool EvictOldest(size_t tier_index, uint64_t before_stamp);
 

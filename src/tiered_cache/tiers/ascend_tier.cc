@@ -11,7 +11,8 @@ AscendBuffer::~AscendBuffer() {
   if (const auto freed = runtime_.Free(pointer_); !freed) log::Error("{}", freed.error().ToString());
 }
 
-Result<std::shared_ptr<AscendCacheTier>> AscendCacheTier::Open(const Options& options, std::shared_ptr<NpuRuntime> runtime) {
+Result<std::shared_ptr<AscendCacheTier>> AscendCacheTier::Open(const Options& options,
+                                                               std::shared_ptr<NpuRuntime> runtime) {
   MC_TRY(runtime->OpenDevice(options.device_id));
   const auto memory = MC_TRY(runtime->GetMemoryInfo(options.device_id));
   if (options.capacity > memory.free_bytes) {
@@ -19,8 +20,9 @@ Result<std::shared_ptr<AscendCacheTier>> AscendCacheTier::Open(const Options& op
                  options.capacity, FormatBytes(options.capacity), options.device_id, FormatBytes(memory.free_bytes),
                  FormatBytes(memory.total_bytes));
   }
-  Info info{Uuid::Random(),     fmt::format("ASCEND_NPU:{}", options.device_id), MemoryType::ASCEND_NPU, options.capacity,
-            options.priority, options.tags};
+  Info info{Uuid::Random(),         fmt::format("ASCEND_NPU:{}", options.device_id),
+            MemoryType::ASCEND_NPU, options.capacity,
+            options.priority,       options.tags};
   return std::shared_ptr<AscendCacheTier>(new AscendCacheTier(std::move(info), options.device_id, std::move(runtime)));
 }
 
@@ -31,10 +33,11 @@ Result<DataSource> AscendCacheTier::Allocate(size_t size) {
   if (size == 0) return Error(ErrorCode::INVALID_PARAMS, "tier {}: a block of 0 B", info().name);
   auto room = budget_.Reserve(size);
   if (!room) {
-    return Error(ErrorCode::NO_AVAILABLE_HANDLE, "tier {} cannot hold {} B (used {} of {} B)", info().name, size, budget_.used(),
-                 info().capacity);
+    return Error(ErrorCode::NO_AVAILABLE_HANDLE, "tier {} cannot hold {} B (used {} of {} B)", info().name, size,
+                 budget_.used(), info().capacity);
   }
-  const AscendUnifiedPointer pointer = MC_TRY(runtime_->Allocate(device_id_, size));  // on error `room` gives its bytes back
+  const AscendUnifiedPointer pointer =
+      MC_TRY(runtime_->Allocate(device_id_, size));  // on error `room` gives its bytes back
   return DataSource{std::make_unique<AscendBuffer>(pointer, size, *runtime_, std::move(*room)), MemoryType::ASCEND_NPU};
 }
 
@@ -43,7 +46,8 @@ namespace {
 Result<const AscendBufferBase*> NpuSide(const DataSource& data, const char* role) {
   const auto* npu = dynamic_cast<const AscendBufferBase*>(data.buffer.get());
   if (npu == nullptr) {
-    return Error(ErrorCode::INVALID_PARAMS, "{} is tagged {} but its buffer is not NPU memory", role, MemoryTypeName(data.type));
+    return Error(ErrorCode::INVALID_PARAMS, "{} is tagged {} but its buffer is not NPU memory", role,
+                 MemoryTypeName(data.type));
   }
   return npu;
 }

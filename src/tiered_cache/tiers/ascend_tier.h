@@ -9,7 +9,8 @@
 
 namespace mooncake {
 
-// Owns one block of device memory: the block is freed first, then its bytes leave the tier's usage. Destroyed on any thread.
+// Owns one block of device memory: the block is freed first, then its bytes leave the tier's usage. Destroyed on any
+// thread.
 class AscendBuffer final : public AscendBufferBase {
  public:
   AscendBuffer(AscendUnifiedPointer pointer, size_t size, NpuRuntime& runtime, CapacityBudget::Reservation room)

@@ -13,6 +13,7 @@
 #include <cstring>
 
 #include "common/byte_size.h"
+#include "common/check.h"
 #include "common/log.h"
 
 #ifndef MADV_POPULATE_WRITE
@@ -31,7 +32,8 @@ Result<void> BindToNode(std::byte* base, size_t bytes, int node) {
   std::vector<unsigned long> mask(static_cast<size_t>(node) / 64 + 1, 0);
   mask[node / 64] = 1UL << (node % 64);
   if (syscall(SYS_mbind, base, bytes, MPOL_BIND, mask.data(), mask.size() * 64 + 1, 0) != 0) {
-    return Error(ErrorCode::INTERNAL_ERROR, "binding {} to NUMA node {}: {}", FormatBytes(bytes), node, std::strerror(errno));
+    return Error(ErrorCode::INTERNAL_ERROR, "binding {} to NUMA node {}: {}", FormatBytes(bytes), node,
+                 std::strerror(errno));
   }
   return {};
 }
@@ -53,7 +55,7 @@ class DramTier::Buffer final : public HostBuffer {
 };
 
 Result<std::shared_ptr<DramTier>> DramTier::Open(const Options& options) {
-  struct sysinfo host {};
+  struct sysinfo host{};
   if (sysinfo(&host) != 0) return Error(ErrorCode::INTERNAL_ERROR, "sysinfo: {}", std::strerror(errno));
   const size_t total = host.totalram * host.mem_unit;
   if (options.capacity > total) {
@@ -65,16 +67,19 @@ Result<std::shared_ptr<DramTier>> DramTier::Open(const Options& options) {
   if (ftruncate(memfd, static_cast<off_t>(options.capacity)) != 0) {
     const int error = errno;
     close(memfd);
-    return Error(ErrorCode::NO_AVAILABLE_HANDLE, "sizing DRAM tier to {} B: {}", options.capacity, std::strerror(error));
+    return Error(ErrorCode::NO_AVAILABLE_HANDLE, "sizing DRAM tier to {} B: {}", options.capacity,
+                 std::strerror(error));
   }
   void* base = mmap(nullptr, options.capacity, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, memfd, 0);
   if (base == MAP_FAILED) {
     const int error = errno;
     close(memfd);
-    return Error(ErrorCode::NO_AVAILABLE_HANDLE, "mapping DRAM tier of {} B: {}", options.capacity, std::strerror(error));
+    return Error(ErrorCode::NO_AVAILABLE_HANDLE, "mapping DRAM tier of {} B: {}", options.capacity,
+                 std::strerror(error));
   }
   Info info{Uuid::Random(), "DRAM", MemoryType::DRAM, options.capacity, options.priority, options.tags};
-  std::shared_ptr<DramTier> tier(new DramTier(std::move(info), {static_cast<std::byte*>(base), options.capacity, memfd}));
+  std::shared_ptr<DramTier> tier(
+      new DramTier(std::move(info), {static_cast<std::byte*>(base), options.capacity, memfd}));
   if (options.numa_node) MC_TRY(BindToNode(tier->mapping_.base, options.capacity, *options.numa_node));
   if (options.prefault) tier->StartPrefault();
   return tier;
@@ -112,7 +117,8 @@ Result<DataSource> DramTier::Allocate(size_t size) {
     range = allocator_.Allocate(size);
   }
   if (!range) {
-    return Error(ErrorCode::NO_AVAILABLE_HANDLE, "tier DRAM has no hole of {} B (used {} of {} B)", size, usage(), info().capacity);
+    return Error(ErrorCode::NO_AVAILABLE_HANDLE, "tier DRAM has no hole of {} B (used {} of {} B)", size, usage(),
+                 info().capacity);
   }
   return DataSource{std::make_unique<Buffer>(*this, *range, size), MemoryType::DRAM};
 }

@@ -24,7 +24,8 @@ class DramTier final : public CacheTier {
     bool prefault = true;
   };
 
-  // INVALID_PARAMS for a capacity above the host's memory or a missing NUMA node, NO_AVAILABLE_HANDLE when the mapping fails.
+  // INVALID_PARAMS for a capacity above the host's memory or a missing NUMA node, NO_AVAILABLE_HANDLE when the mapping
+  // fails.
   static Result<std::shared_ptr<DramTier>> Open(const Options& options);
   ~DramTier() override;
 

@@ -19,7 +19,8 @@ constexpr size_t kChunksInFlight = 4;
 // One chunk from submission until its caller has seen the result.
 class Chunk {
  public:
-  Chunk(MemoryRange local, std::shared_ptr<StagingPool::Slot> slot) : local_(std::move(local)), slot_(std::move(slot)) {}
+  Chunk(MemoryRange local, std::shared_ptr<StagingPool::Slot> slot)
+      : local_(std::move(local)), slot_(std::move(slot)) {}
 
   // The host bytes that the wire uses: the caller's own, or the staging slot's.
   HostRange wire_bytes() const {
@@ -48,8 +49,8 @@ class Chunk {
   std::optional<Result<void>> result_;
 };
 
-// Cuts a transfer into chunks and keeps kChunksInFlight of them going. `start` submits a chunk, `finish` runs on the caller's
-// thread once its bytes are there. The first error stops further chunks; those under way are waited for.
+// Cuts a transfer into chunks and keeps kChunksInFlight of them going. `start` submits a chunk, `finish` runs on the
+// caller's thread once its bytes are there. The first error stops further chunks; those under way are waited for.
 template <typename Start, typename Finish>
 Result<void> RunChunks(StagingPool& staging, const MemoryRange& local, Deadline deadline, Start start, Finish finish) {
   std::deque<std::shared_ptr<Chunk>> flying;
@@ -99,12 +100,14 @@ Result<void> CheckSize(const protocol::WindowRangeRequest& range, uint64_t paylo
 
 }  // namespace
 
-Result<void> RpcTransport::Read(const RemoteWindow& window, uint64_t offset, const MemoryRange& local, Deadline deadline) {
+Result<void> RpcTransport::Read(const RemoteWindow& window, uint64_t offset, const MemoryRange& local,
+                                Deadline deadline) {
   const auto start = [&](const std::shared_ptr<Chunk>& chunk, size_t done) -> Result<void> {
     const protocol::WindowRangeRequest range{window.id, offset + done, chunk->wire_bytes().size()};
     rpc::CallArguments arguments;
     auto received = std::make_shared<bool>(false);
-    arguments.sink = [chunk, range, received](std::string_view, uint64_t payload_bytes) -> Result<std::vector<rpc::MutableSpan>> {
+    arguments.sink = [chunk, range, received](std::string_view,
+                                              uint64_t payload_bytes) -> Result<std::vector<rpc::MutableSpan>> {
       MC_TRY(CheckSize(range, payload_bytes));
       *received = true;
       return std::vector<rpc::MutableSpan>{chunk->wire_bytes()};
@@ -119,7 +122,8 @@ Result<void> RpcTransport::Read(const RemoteWindow& window, uint64_t offset, con
   return RunChunks(staging_, local, deadline, start, [](Chunk& chunk) { return chunk.StageIn(); });
 }
 
-Result<void> RpcTransport::Write(const RemoteWindow& window, uint64_t offset, const MemoryRange& local, Deadline deadline) {
+Result<void> RpcTransport::Write(const RemoteWindow& window, uint64_t offset, const MemoryRange& local,
+                                 Deadline deadline) {
   const auto start = [&](const std::shared_ptr<Chunk>& chunk, size_t done) -> Result<void> {
     MC_TRY(chunk->StageOut());
     const protocol::WindowRangeRequest range{window.id, offset + done, chunk->wire_bytes().size()};
@@ -169,7 +173,8 @@ void ServeWindows(rpc::RpcServer& server, WindowTable& windows, StagingPool& sta
       return std::move(call).Reply({}, {host->subspan(range.offset, range.size)}, window->keep_alive);
     }
     if (range.size > staging.slot_bytes()) {
-      return std::move(call).Fail(Status(ErrorCode::INVALID_PARAMS, fmt::format("range of {} B is above {} B", range.size, staging.slot_bytes())));
+      return std::move(call).Fail(Status(ErrorCode::INVALID_PARAMS,
+                                         fmt::format("range of {} B is above {} B", range.size, staging.slot_bytes())));
     }
     Offload(executor, std::move(call), [window = std::move(*window), range, &staging](rpc::ServerCall held) {
       ReplyFromDevice(std::move(held), window, range, staging);
@@ -179,9 +184,9 @@ void ServeWindows(rpc::RpcServer& server, WindowTable& windows, StagingPool& sta
     auto found = windows.Find(call.session(), range.window, range.offset, range.size, /*for_write=*/true);
     if (!found) return std::move(call).Fail(found.error());
     if (range.size != call.payload_bytes() || range.size > staging.slot_bytes()) {
-      return std::move(call).Fail(Status(ErrorCode::INVALID_PARAMS,
-                                         fmt::format("{} B announced, {} B sent, at most {} B", range.size, call.payload_bytes(),
-                                                     staging.slot_bytes())));
+      return std::move(call).Fail(
+          Status(ErrorCode::INVALID_PARAMS, fmt::format("{} B announced, {} B sent, at most {} B", range.size,
+                                                        call.payload_bytes(), staging.slot_bytes())));
     }
     auto window = std::make_shared<WindowTable::Window>(std::move(*found));
     if (const auto* host = std::get_if<HostRange>(&window->memory)) {

@@ -25,8 +25,8 @@ class RpcTransport final : public Transport {
   StagingPool& staging_;
 };
 
-// The answering side: handlers for window reads and writes on a server, before it starts. All arguments outlive the server.
-// Device copies run on `executor`, never on an I/O thread.
+// The answering side: handlers for window reads and writes on a server, before it starts. All arguments outlive the
+// server. Device copies run on `executor`, never on an I/O thread.
 void ServeWindows(rpc::RpcServer& server, WindowTable& windows, StagingPool& staging, Executor& executor);
 
 }  // namespace mooncake

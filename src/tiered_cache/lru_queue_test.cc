@@ -1,0 +1,1 @@
+// lru_queue
