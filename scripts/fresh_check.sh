@@ -35,7 +35,7 @@ say() { echo "fresh_check: $*"; }
 host_sources() {
   # shellcheck disable=SC2016  # apt expands these, not the shell
   apt-get indextargets --format '$(CREATED_BY)|$(SITE)|$(RELEASE)|$(COMPONENT)|$(SIGNED_BY)' |
-    sed -n "s/^Packages|\(.*|$suite[^|]*|main|.*\)$/\1/p" | sort -u
+    sed -n "s/^Packages|\(.*|${suite}[^|]*|main|.*\)$/\1/p" | sort -u
 }
 
 # Mounts live in a namespace of their own and processes too: both end with the command, whatever kills it.
@@ -63,6 +63,7 @@ in_system() {
   ' in_system "$work/root" "$clone" "$1"
 }
 
+# shellcheck disable=SC2317  # called by the trap
 clean_up() {
   [[ -n $work && -d $work ]] || return 0
   if $keep; then

@@ -20,14 +20,18 @@ Options:
 HELP
 }
 
+# shellcheck disable=SC2034  # the groups are read by name
 build_packages=(
   g++ cmake ninja-build pkg-config git ca-certificates
   libasio-dev libmsgpack-cxx-dev nlohmann-json3-dev libspdlog-dev libfmt-dev libgflags-dev libxxhash-dev
   prometheus-cpp-dev libcpp-httplib-dev
   pybind11-dev python3 python3-dev
 )
+# shellcheck disable=SC2034
 test_packages=(libgtest-dev libgmock-dev python3-pytest python3-pytest-timeout python3-numpy procps iproute2 curl)
+# shellcheck disable=SC2034
 lint_packages=(clang-19 clang-tidy-19 clang-format-19 libclang-rt-19-dev)
+# shellcheck disable=SC2034
 chroot_packages=(debootstrap)
 
 die() {
@@ -48,6 +52,7 @@ missing_of() {
 require_debian_12() {
   [[ -r /etc/os-release ]] || die "no /etc/os-release: this script knows Debian 12 only"
   local name
+  # shellcheck disable=SC1091
   name=$(. /etc/os-release && echo "${ID:-?} ${VERSION_ID:-?}")
   [[ $name == "debian 12" ]] ||
     die "this is '$name', the package names are those of Debian 12 (see --list for what to install by hand)"
