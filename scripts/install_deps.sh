@@ -94,9 +94,19 @@ main() {
     as_root=(sudo)
   fi
   echo "install_deps: installing ${missing[*]}"
-  "${as_root[@]}" apt-get update -qq || die "apt-get update failed: check the package sources and the network"
-  "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install --yes --quiet --no-install-recommends \
-    -o Dpkg::Use-Pty=0 "${missing[@]}" </dev/null || die "apt-get install failed for: ${missing[*]}"
+  local log
+  log=$(mktemp)
+  if ! "${as_root[@]}" apt-get update -q >"$log" 2>&1; then
+    cat "$log" >&2
+    die "apt-get update failed: check the package sources and the network (log: $log)"
+  fi
+  if ! "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install --yes -q --no-install-recommends \
+    -o Dpkg::Use-Pty=0 "${missing[@]}" >"$log" 2>&1 </dev/null; then
+    cat "$log" >&2
+    die "apt-get install failed for: ${missing[*]} (log: $log)"
+  fi
+  rm -f -- "$log"
+  echo "install_deps: done"
 }
 
 main "$@"
