@@ -31,7 +31,8 @@ int UnitExponent(std::string_view unit) {
 
 Result<uint64_t> ParseByteSize(std::string_view text) {
   const auto bad = [&](std::string_view why) {
-    return Error(ErrorCode::INVALID_PARAMS, "'{}' is not a byte size ({}); write 536870912, \"512MB\" or \"1.5 GB\"", text, why);
+    return Error(ErrorCode::INVALID_PARAMS, "'{}' is not a byte size ({}); write 536870912, \"512MB\" or \"1.5 GB\"",
+                 text, why);
   };
   const std::string_view trimmed = Trim(text);
   if (trimmed == "infinite") return std::numeric_limits<uint64_t>::max();

@@ -1,4 +1,5 @@
-// MC_CHECK stops the process with the values when an invariant of this code is broken. Never for data from users or peers.
+// MC_CHECK stops the process with the values when an invariant of this code is broken. Never for data from users or
+// peers.
 #pragma once
 
 #include <fmt/format.h>
@@ -8,8 +9,8 @@ namespace mooncake::internal {
 }  // namespace mooncake::internal
 
 // MC_CHECK(used >= size, "tier {} used {} freeing {}", name, used, size). Stays on in release builds.
-#define MC_CHECK(condition, ...)                                                                               \
-  do {                                                                                                         \
-    if (!(condition)) [[unlikely]]                                                                             \
-      ::mooncake::internal::CheckFailed(__FILE__, __LINE__, #condition, ::fmt::format("" __VA_ARGS__));        \
+#define MC_CHECK(condition, ...)                                                                        \
+  do {                                                                                                  \
+    if (!(condition)) [[unlikely]]                                                                      \
+      ::mooncake::internal::CheckFailed(__FILE__, __LINE__, #condition, ::fmt::format("" __VA_ARGS__)); \
   } while (0)

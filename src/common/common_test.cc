@@ -25,7 +25,8 @@ TEST(ByteSize, AcceptsIntegersUnitsFractionsAndSpaces) {
 }
 
 TEST(ByteSize, RefusesWhatIsNotASize) {
-  for (const char* text : {"", "MB", "-5", "12XB", "1.2.3MB", "99999999999999999999", "20000000 TB", "0x10", "inf", "1e9"}) {
+  for (const char* text :
+       {"", "MB", "-5", "12XB", "1.2.3MB", "99999999999999999999", "20000000 TB", "0x10", "inf", "1e9"}) {
     const auto result = ParseByteSize(text);
     ASSERT_FALSE(result) << text;
     EXPECT_EQ(result.error().code(), ErrorCode::INVALID_PARAMS);

@@ -29,7 +29,8 @@ Result<Endpoint> Endpoint::Parse(std::string_view text, uint16_t default_port) {
       if (rest.front() != ':') return Error(ErrorCode::INVALID_PARAMS, "'{}': expected ':port' after ']'", text);
       endpoint.port = MC_TRY(ParsePort(rest.substr(1), text));
     }
-  } else if (const size_t colon = text.find(':'); colon != std::string_view::npos && text.find(':', colon + 1) == std::string_view::npos) {
+  } else if (const size_t colon = text.find(':');
+             colon != std::string_view::npos && text.find(':', colon + 1) == std::string_view::npos) {
     endpoint.host = text.substr(0, colon);
     endpoint.port = MC_TRY(ParsePort(text.substr(colon + 1), text));
   } else {

@@ -6,7 +6,8 @@
 
 namespace mooncake {
 
-// Values are part of the public contract and never change. Negative so that calls returning a byte count can share them.
+// Values are part of the public contract and never change. Negative so that calls returning a byte count can share
+// them.
 enum class ErrorCode : int32_t {
   OK = 0,
   INTERNAL_ERROR = -1,
@@ -79,6 +80,8 @@ enum class ErrorCode : int32_t {
 // "OBJECT_NOT_FOUND"; "UNKNOWN_ERROR" for a number outside the table (a newer peer may send one).
 std::string_view ErrorCodeName(ErrorCode code);
 
-constexpr int32_t ToInt(ErrorCode code) { return static_cast<int32_t>(code); }
+constexpr int32_t ToInt(ErrorCode code) {
+  return static_cast<int32_t>(code);
+}
 
 }  // namespace mooncake

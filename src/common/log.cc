@@ -52,8 +52,12 @@ spdlog::logger& Logger() {
 
 }  // namespace
 
-void SetLevel(Level level) { Logger().set_level(ToSpdlog(level)); }
-bool Enabled(Level level) { return Logger().should_log(ToSpdlog(level)); }
+void SetLevel(Level level) {
+  Logger().set_level(ToSpdlog(level));
+}
+bool Enabled(Level level) {
+  return Logger().should_log(ToSpdlog(level));
+}
 void Write(Level level, std::string_view message) {
   Logger().log(ToSpdlog(level), spdlog::string_view_t(message.data(), message.size()));
 }

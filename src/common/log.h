@@ -1,4 +1,5 @@
-// Process log on stderr. The edge logs once (RPC handler, binding, background loop, main); leaves return Status instead.
+// Process log on stderr. The edge logs once (RPC handler, binding, background loop, main); leaves return Status
+// instead.
 #pragma once
 
 #include <fmt/format.h>

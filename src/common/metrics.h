@@ -25,7 +25,8 @@ class Gauge {
   virtual void Set(double value) = 0;
 };
 
-// Owns every metric of one store or master; names and labels as in docs/. Asking twice returns the same object. Any thread.
+// Owns every metric of one store or master; names and labels as in docs/. Asking twice returns the same object. Any
+// thread.
 class MetricRegistry {
  public:
   MetricRegistry();

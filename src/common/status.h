@@ -46,17 +46,16 @@ std::unexpected<Status> Error(ErrorCode code, fmt::format_string<Args...> format
 
 // Same error with a line in front, for a layer that knows more than the leaf did.
 inline std::unexpected<Status> Annotate(const Status& status, std::string_view context) {
-  return std::unexpected(
-      Status(status.code(), fmt::format("{}: {}", context, status.message()), status.vendor_code()));
+  return std::unexpected(Status(status.code(), fmt::format("{}: {}", context, status.message()), status.vendor_code()));
 }
 
 // Value of a Result, or return its error from the enclosing function: auto handle = MC_TRY(backend.Get(key));
-#define MC_TRY(expression)                                             \
-  ({                                                                   \
-    auto&& mc_try_result_ = (expression);                              \
-    if (!mc_try_result_.has_value()) [[unlikely]]                      \
-      return std::unexpected(std::move(mc_try_result_).error());       \
-    ::mooncake::internal::TakeValue(std::move(mc_try_result_));        \
+#define MC_TRY(expression)                                       \
+  ({                                                             \
+    auto&& mc_try_result_ = (expression);                        \
+    if (!mc_try_result_.has_value()) [[unlikely]]                \
+      return std::unexpected(std::move(mc_try_result_).error()); \
+    ::mooncake::internal::TakeValue(std::move(mc_try_result_));  \
   })
 
 namespace internal {

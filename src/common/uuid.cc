@@ -17,6 +17,8 @@ Uuid Uuid::Random() {
   return id;
 }
 
-std::string Uuid::ToString() const { return fmt::format("{:016x}-{:016x}", first, second); }
+std::string Uuid::ToString() const {
+  return fmt::format("{:016x}-{:016x}", first, second);
+}
 
 }  // namespace mooncake
