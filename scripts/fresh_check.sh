@@ -23,6 +23,7 @@ readonly suite=bookworm
 readonly clone=/srv/mooncake  # inside the new system
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 work=""
+child=""  # the running in_namespace
 keep=false
 
 die() {
@@ -41,7 +42,13 @@ host_sources() {
 # Mounts live in a namespace of their own and processes too: both end with the command, whatever kills it.
 # Usage: in_namespace SHELL_TEXT [ARGUMENT...]
 in_namespace() {
-  unshare --mount --propagation private --pid --fork --kill-child -- bash -euo pipefail -c "$@"
+  # In the background, so that a signal to this script is acted on at once and not when the command ends.
+  unshare --mount --propagation private --pid --fork --kill-child -- bash -euo pipefail -c "$@" </dev/null &
+  child=$!
+  local code=0
+  wait "$child" || code=$?
+  child=""
+  return "$code"
 }
 
 # Runs a shell command in the new system, in the clone.
@@ -59,12 +66,17 @@ in_system() {
     chroot "$root" /usr/bin/env --ignore-environment HOME=/srv LANG=C.UTF-8 CI=true \
       PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin \
       ${http_proxy:+http_proxy="$http_proxy"} ${https_proxy:+https_proxy="$https_proxy"} \
-      bash -c "cd \"\$1\" && eval \"\$2\"" command "$clone" "$command" </dev/null
+      bash -c "cd \"\$1\" && eval \"\$2\"" command "$clone" "$command"
   ' in_system "$work/root" "$clone" "$1"
 }
 
 # shellcheck disable=SC2317  # called by the trap
 clean_up() {
+  if [[ -n $child ]]; then
+    # unshare does not listen to TERM; its process 1, and with it all others in there, is killed when it dies.
+    kill -KILL "$child" || true
+    wait "$child" || true
+  fi
   [[ -n $work && -d $work ]] || return 0
   if $keep; then
     say "kept: chroot '$work/root' (clone in $clone; mount proc in it before use), remove '$work' when done"
@@ -75,7 +87,8 @@ clean_up() {
     say "something is still mounted under '$work'; not removing it" >&2
     return 0
   fi
-  rm -rf --one-file-system -- "$work"
+  # Killed processes may still be on their way out.
+  rm -rf --one-file-system -- "$work" || { sleep 2 && rm -rf --one-file-system -- "$work"; }
 }
 
 make_system() {

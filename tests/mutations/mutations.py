@@ -231,7 +231,7 @@ def run(root, work, mutations):
 
 
 def print_table(rows):
-    width = max(len(m.name) for m, _, _, _ in rows)
+    width = max(8, *(len(m.name) for m, _, _, _ in rows))
     print(f"\n{'mutation':{width}}  inv  verdict     seconds  noticed by")
     for mutation, verdict, detail, seconds in sorted(rows, key=lambda row: (row[0].invariant, row[0].name)):
         print(f"{mutation.name:{width}}  {mutation.invariant:3}  {verdict:10}  {seconds:7.1f}  {detail}")
