@@ -8,7 +8,7 @@ Usage: ./run_tests.sh [--ci] [--full] [--mutations]
 
 Without options: installs missing packages (scripts/install_deps.sh), builds the presets release and asan, runs ctest in
 both (address and undefined-behaviour sanitizers with leak detection in asan) and pytest against build/release/python.
-About 15 minutes on 2 cores from nothing, a few when built before.
+Meant to stay under 35 minutes on 2 cores (--ci: 75).
 
 Options, which combine:
   --ci         also: clang-format and clang-tidy, the threaded suites under the thread sanitizer, the build with every
