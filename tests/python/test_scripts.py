@@ -1,0 +1,52 @@
+"""The scripts at the root and in scripts/ explain themselves and refuse what they do not know."""
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+COMMANDS = ["run_tests.sh", "scripts/install_deps.sh", "scripts/fresh_check.sh"]
+
+
+def run(*command):
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, stdin=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_shows_usage(command):
+    result = run(f"./{command}", "--help")
+    assert result.returncode == 0
+    assert result.stdout.startswith("Usage: ")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_unknown_option_is_refused_by_name(command):
+    result = run(f"./{command}", "--no-such-option")
+    assert result.returncode != 0
+    assert "--no-such-option" in result.stderr
+
+
+def test_package_list_of_a_group():
+    result = run("scripts/install_deps.sh", "--list", "build")
+    assert result.returncode == 0
+    assert "g++" in result.stdout.split()
+    assert "python3-pytest" not in result.stdout.split()
+
+
+CASE = '<testsuite><testcase name="a"/>{}</testsuite>'
+
+
+@pytest.mark.parametrize("report, options, refused", [
+    (CASE.format(""), ["--no-skips"], False),
+    (CASE.format('<testcase name="b"><skipped/></testcase>'), [], False),
+    (CASE.format('<testcase name="b"><skipped/></testcase>'), ["--no-skips"], True),
+    (CASE.format('<testcase name="b" status="disabled"/>'), ["--no-skips"], True),
+    ('<testsuite><testcase name="b"><skipped/></testcase></testsuite>', [], True),
+    ("<testsuite/>", [], True),
+    ("", [], True),
+])
+def test_reports_without_tests_or_with_skips_are_refused(tmp_path, report, options, refused):
+    path = tmp_path / "report.xml"
+    path.write_text(report)
+    result = run(sys.executable, "scripts/check_junit.py", *options, str(path))
+    assert (result.returncode != 0) == refused, result.stderr
