@@ -1,0 +1,309 @@
+// Handlers for peers.
+#include "client/peer_service.h"
+
+#include "client/object_io.h"
+#include "protocol/methods.h"
+
+namespace mooncake {
+namespace {
+
+using protocol::ObjectState;
+
+struct Found {
+  std::vector<ObjectState> objects;
+  std::vector<AllocationHandle> handles;  // of those to be sent
+  bool on_device = false;
+};
+
+void FailCall(rpc::ServerCall call, ErrorCode code, std::string message) {
+  std::move(call).Fail(Status(code, std::move(message)));
+}
+
+}  // namespace
+
+PeerService::PeerService(Parts parts)
+    : parts_(parts),
+      get_requests_(parts.metrics.GetCounter("mooncake_p2p_peer_read_remote_data_requests_total", "keys asked for by peers")),
+      get_hits_(parts.metrics.GetCounter("mooncake_p2p_peer_read_remote_data_hits_total", "keys served to peers")),
+      get_misses_(parts.metrics.GetCounter("mooncake_p2p_peer_read_remote_data_misses_total", "keys peers asked for in vain")),
+      put_requests_(parts.metrics.GetCounter("mooncake_p2p_peer_write_remote_data_requests_total", "keys written by peers")) {}
+
+void PeerService::Serve(rpc::RpcServer& server) {
+  using namespace protocol;
+  server.Handle<GetRequest>(kPeerGet, [this](rpc::ServerCall call, GetRequest r) { Get(std::move(call), std::move(r)); });
+  server.Handle<PutRequest>(kPeerPut, [this](rpc::ServerCall call, PutRequest r) { Put(std::move(call), std::move(r)); });
+  server.Handle<OpenReadRequest>(kPeerOpenRead, [this](rpc::ServerCall call, OpenReadRequest r) { OpenRead(std::move(call), r); });
+  server.Handle<OpenWriteRequest>(kPeerOpenWrite, [this](rpc::ServerCall call, OpenWriteRequest request) {
+    {
+      std::lock_guard lock(mutex_);
+      writes_.try_emplace(call.session());
+    }
+    Offload(std::move(call), [this, request = std::move(request)](rpc::ServerCall held) { OpenWrite(std::move(held), request); });
+  });
+  server.Handle<WindowRequest>(kPeerCommitWrite, [this](rpc::ServerCall call, WindowRequest r) { CommitWrite(std::move(call), r); });
+  server.Handle<WindowRequest>(kPeerCloseWindow, [this](rpc::ServerCall call, WindowRequest request) {
+    CloseWindow(call.session(), request.window);
+    std::move(call).Reply(rpc::Encode(Empty{}));
+  });
+  server.Handle<KeysRequest>(kPeerRemove, [this](rpc::ServerCall call, KeysRequest request) {
+    Offload(std::move(call), [this, request = std::move(request)](rpc::ServerCall held) { Remove(std::move(held), request); });
+  });
+  server.Handle<Empty>(kPeerRemoveAll, [this](rpc::ServerCall call, Empty) {
+    Offload(std::move(call), [this](rpc::ServerCall held) {
+      const CountReply reply{parts_.backend.RemoveAll()};
+      ReplyAnnounced(std::move(held), rpc::Encode(reply));
+    });
+  });
+  ServeWindows(server, windows_, parts_.staging, parts_.executor);
+  server.OnSessionClosed([this](rpc::SessionId session) {
+    windows_.CloseSession(session);
+    std::unordered_map<uint64_t, PendingWrite> gone;
+    std::lock_guard lock(mutex_);
+    if (const auto writes = writes_.find(session); writes != writes_.end()) {
+      gone = std::move(writes->second);
+      writes_.erase(writes);
+    }
+  });
+}
+
+void PeerService::Offload(rpc::ServerCall call, std::move_only_function<void(rpc::ServerCall)> work) {
+  auto shared = std::make_shared<rpc::ServerCall>(std::move(call));
+  std::move_only_function<void()> task = [shared, work = std::move(work)]() mutable { work(std::move(*shared)); };
+  if (!parts_.executor.TrySubmit(task)) {
+    FailCall(std::move(*shared), ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS, "too many requests are waiting here");
+  }
+}
+
+void PeerService::ReplyAnnounced(rpc::ServerCall call, std::string body) {
+  auto shared = std::make_shared<rpc::ServerCall>(std::move(call));
+  parts_.announcer.WhenDelivered([shared, body = std::move(body)]() mutable { std::move(*shared).Reply(std::move(body)); });
+}
+
+// --- reads ---
+
+void PeerService::Get(rpc::ServerCall call, protocol::GetRequest request) {
+  auto found = std::make_shared<Found>();
+  uint64_t total = 0;
+  for (const std::string& key : request.keys) {
+    get_requests_.Add();
+    ObjectState object;
+    auto view = parts_.backend.Get(key);
+    if (!view) {
+      object.code = ToInt(view.error().code());
+      get_misses_.Add();
+      // The master sent the peer here, so the master is wrong about this key.
+      if (view.error().code() == ErrorCode::OBJECT_NOT_FOUND) parts_.announcer.Mark(key);
+    } else {
+      get_hits_.Add();
+      object.size = view->handle->data.size();
+      object.version = view->version;
+      object.type = static_cast<int32_t>(view->handle->data.type);
+      object.sent = object.size <= kInlineBytes - total;
+      if (object.sent) {
+        total += object.size;
+        found->on_device |= !IsHost(AsMemoryRange(view->handle->data));
+        found->handles.push_back(std::move(view->handle));
+      }
+    }
+    found->objects.push_back(object);
+  }
+  std::string body = rpc::Encode(protocol::GetReply{found->objects});
+  if (!found->on_device) {
+    std::vector<rpc::ConstSpan> payload;
+    for (const auto& handle : found->handles) payload.push_back(std::get<HostRange>(AsMemoryRange(handle->data)));
+    return std::move(call).Reply(std::move(body), std::move(payload), found);
+  }
+  Offload(std::move(call), [this, found, total, body = std::move(body)](rpc::ServerCall held) mutable {
+    auto slot = parts_.staging.Acquire(held.deadline());
+    if (!slot) return std::move(held).Fail(slot.error());
+    const HostRange bytes = (*slot)->bytes().first(total);
+    size_t offset = 0;
+    for (const auto& handle : found->handles) {
+      const size_t size = handle->data.size();
+      if (auto copied = CopyToHost(bytes.subspan(offset, size), AsMemoryRange(handle->data)); !copied) {
+        return std::move(held).Fail(copied.error());
+      }
+      offset += size;
+    }
+    std::move(held).Reply(std::move(body), {bytes}, *slot);
+  });
+}
+
+void PeerService::OpenRead(rpc::ServerCall call, const protocol::OpenReadRequest& request) {
+  auto view = parts_.backend.Get(request.key);
+  if (!view) return std::move(call).Fail(view.error());
+  protocol::OpenReply reply{.size = view->handle->data.size(), .type = static_cast<int32_t>(view->handle->data.type)};
+  auto window = windows_.Open(call.session(), {AsMemoryRange(view->handle->data), view->handle, /*writable=*/false});
+  if (!window) return std::move(call).Fail(window.error());
+  reply.window = *window;
+  std::move(call).Reply(rpc::Encode(reply));
+}
+
+// --- writes ---
+
+// Blocks of a put whose bytes are on their way.
+struct PeerService::Incoming {
+  protocol::PutRequest request;
+  protocol::CodesReply reply;
+  std::vector<AllocationHandle> handles;  // null where nothing is to be written
+  std::vector<rpc::MutableSpan> spans;    // where the payload goes, in order
+  std::shared_ptr<StagingPool::Slot> slot;
+  std::vector<std::pair<size_t, HostRange>> staged;  // values for device memory, in the slot
+  std::vector<std::byte> discarded;                  // values nobody wants
+
+  void Refuse(size_t i, const Status& status) {
+    reply.codes[i] = ToInt(status.code());
+    if (reply.message.empty()) reply.message = status.message();
+  }
+};
+
+void PeerService::Put(rpc::ServerCall call, protocol::PutRequest request) {
+  uint64_t total = 0;
+  bool fits = request.keys.size() == request.sizes.size();
+  for (const uint64_t size : request.sizes) {
+    fits = fits && size <= kInlineBytes - total;
+    if (fits) total += size;
+  }
+  if (!fits || total != call.payload_bytes()) {
+    return FailCall(std::move(call), ErrorCode::INVALID_PARAMS,
+                    fmt::format("put of {} keys, {} sizes, {} B announced, {} B sent (at most {} B)", request.keys.size(),
+                                request.sizes.size(), total, call.payload_bytes(), kInlineBytes));
+  }
+  auto incoming = std::make_shared<Incoming>();
+  incoming->request = std::move(request);
+  Offload(std::move(call), [this, incoming](rpc::ServerCall held) { ReceivePut(std::move(held), incoming); });
+}
+
+void PeerService::ReceivePut(rpc::ServerCall call, std::shared_ptr<Incoming> incoming) {
+  const auto& [keys, sizes] = std::tie(incoming->request.keys, incoming->request.sizes);
+  incoming->reply.codes.assign(keys.size(), 0);
+  incoming->handles.resize(keys.size());
+  size_t staged_bytes = 0;
+  size_t largest_discarded = 0;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    put_requests_.Add();
+    if (parts_.backend.Get(keys[i])) {  // counts as a use, so that a key written again and again stays
+      largest_discarded = std::max<size_t>(largest_discarded, sizes[i]);
+      continue;
+    }
+    auto handle = parts_.backend.Allocate(sizes[i]);
+    if (!handle) {
+      incoming->Refuse(i, handle.error());
+      largest_discarded = std::max<size_t>(largest_discarded, sizes[i]);
+      continue;
+    }
+    if (!IsHost(AsMemoryRange((*handle)->data))) staged_bytes += sizes[i];
+    incoming->handles[i] = std::move(*handle);
+  }
+  if (staged_bytes > 0) {
+    auto slot = parts_.staging.Acquire(call.deadline());
+    if (!slot) return std::move(call).Fail(slot.error());
+    incoming->slot = std::move(*slot);
+  }
+  incoming->discarded.resize(largest_discarded);
+  size_t slot_used = 0;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (sizes[i] == 0) continue;
+    if (incoming->handles[i] == nullptr) {
+      incoming->spans.emplace_back(incoming->discarded.data(), sizes[i]);
+      continue;
+    }
+    const MemoryRange block = AsMemoryRange(incoming->handles[i]->data);
+    if (const auto* host = std::get_if<HostRange>(&block)) {
+      incoming->spans.push_back(*host);
+    } else {
+      const HostRange part = incoming->slot->bytes().subspan(slot_used, sizes[i]);
+      slot_used += sizes[i];
+      incoming->spans.push_back(part);
+      incoming->staged.emplace_back(i, part);
+    }
+  }
+  const auto finish = [this, incoming](rpc::ServerCall done) {
+    Offload(std::move(done), [this, incoming](rpc::ServerCall held) { FinishPut(std::move(held), incoming); });
+  };
+  if (call.payload_bytes() == 0) return finish(std::move(call));
+  std::move(call).ReceivePayload(incoming->spans, incoming, [finish](rpc::ServerCall done, Result<void> received) {
+    if (!received) return std::move(done).Fail(received.error());
+    finish(std::move(done));
+  });
+}
+
+void PeerService::FinishPut(rpc::ServerCall call, const std::shared_ptr<Incoming>& incoming) {
+  for (const auto& [i, bytes] : incoming->staged) {
+    if (auto copied = CopyFromHost(AsMemoryRange(incoming->handles[i]->data), bytes); !copied) {
+      incoming->Refuse(i, copied.error());
+      incoming->handles[i] = nullptr;
+    }
+  }
+  for (size_t i = 0; i < incoming->handles.size(); ++i) {
+    if (incoming->handles[i] == nullptr) continue;
+    const auto committed = parts_.backend.Commit(incoming->request.keys[i], std::move(incoming->handles[i]), {.only_if_absent = true});
+    if (!committed && committed.error().code() != ErrorCode::OBJECT_ALREADY_EXISTS) incoming->Refuse(i, committed.error());
+  }
+  ReplyAnnounced(std::move(call), rpc::Encode(incoming->reply));
+}
+
+void PeerService::OpenWrite(rpc::ServerCall call, const protocol::OpenWriteRequest& request) {
+  protocol::OpenReply reply{.size = request.size};
+  if (parts_.backend.Get(request.key)) return std::move(call).Reply(rpc::Encode(reply));
+  auto handle = parts_.backend.Allocate(request.size);
+  if (!handle) return std::move(call).Fail(handle.error());
+  reply.type = static_cast<int32_t>((*handle)->data.type);
+  auto window = windows_.Open(call.session(), {AsMemoryRange((*handle)->data), *handle, /*writable=*/true});
+  if (!window) return std::move(call).Fail(window.error());
+  reply.window = *window;
+  bool session_lives = false;
+  {
+    std::lock_guard lock(mutex_);
+    const auto writes = writes_.find(call.session());
+    session_lives = writes != writes_.end();
+    if (session_lives) writes->second.emplace(*window, PendingWrite{request.key, std::move(*handle)});
+  }
+  if (!session_lives) windows_.Close(call.session(), *window);
+  std::move(call).Reply(rpc::Encode(reply));
+}
+
+void PeerService::CommitWrite(rpc::ServerCall call, protocol::WindowRequest request) {
+  PendingWrite write;
+  {
+    std::lock_guard lock(mutex_);
+    const auto writes = writes_.find(call.session());
+    if (writes != writes_.end()) {
+      if (const auto found = writes->second.find(request.window); found != writes->second.end()) {
+        write = std::move(found->second);
+        writes->second.erase(found);
+      }
+    }
+  }
+  if (write.handle == nullptr) {
+    return FailCall(std::move(call), ErrorCode::INVALID_WRITE, fmt::format("no write window {} is open", request.window));
+  }
+  windows_.Close(call.session(), request.window);  // from here on nobody writes there
+  const auto committed = parts_.backend.Commit(write.key, std::move(write.handle), {.only_if_absent = true});
+  if (!committed && committed.error().code() != ErrorCode::OBJECT_ALREADY_EXISTS) return std::move(call).Fail(committed.error());
+  ReplyAnnounced(std::move(call), rpc::Encode(protocol::Empty{}));
+}
+
+void PeerService::CloseWindow(rpc::SessionId session, uint64_t window) {
+  windows_.Close(session, window);
+  PendingWrite gone;
+  std::lock_guard lock(mutex_);
+  const auto writes = writes_.find(session);
+  if (writes == writes_.end()) return;
+  if (const auto found = writes->second.find(window); found != writes->second.end()) {
+    gone = std::move(found->second);
+    writes->second.erase(found);
+  }
+}
+
+void PeerService::Remove(rpc::ServerCall call, const protocol::KeysRequest& request) {
+  protocol::CodesReply reply;
+  for (const std::string& key : request.keys) {
+    const auto removed = parts_.backend.Delete(key);
+    reply.codes.push_back(removed ? 0 : ToInt(removed.error().code()));
+    if (!removed) parts_.announcer.Mark(key);  // the master believed that it was here
+  }
+  ReplyAnnounced(std::move(call), rpc::Encode(reply));
+}
+
+}  // namespace mooncake

@@ -1,0 +1,68 @@
+// What this client does for its peers: serves their reads, takes their writes, removes what they ask it to remove.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+#include "client/announcer.h"
+#include "common/executor.h"
+#include "common/metrics.h"
+#include "device/staging_pool.h"
+#include "protocol/peer_messages.h"
+#include "rpc/rpc_server.h"
+#include "tiered_cache/tiered_backend.h"
+#include "transfer_engine/window_table.h"
+
+namespace mooncake {
+
+// Handlers run on I/O threads; whatever may touch a device or evict runs on the executor. A put is answered when its keys
+// are announced. Any thread.
+class PeerService {
+ public:
+  struct Parts {  // all outlive the service
+    TieredBackend& backend;
+    Announcer& announcer;
+    Executor& executor;
+    StagingPool& staging;
+    MetricRegistry& metrics;
+  };
+
+  explicit PeerService(Parts parts);
+  // Before the server starts; the service outlives the server.
+  void Serve(rpc::RpcServer& server);
+
+ private:
+  struct Incoming;  // a put under way
+  struct PendingWrite {
+    std::string key;
+    AllocationHandle handle;
+  };
+
+  void Get(rpc::ServerCall call, protocol::GetRequest request);
+  void Put(rpc::ServerCall call, protocol::PutRequest request);
+  void ReceivePut(rpc::ServerCall call, std::shared_ptr<Incoming> incoming);
+  void FinishPut(rpc::ServerCall call, const std::shared_ptr<Incoming>& incoming);
+  void OpenRead(rpc::ServerCall call, const protocol::OpenReadRequest& request);
+  void OpenWrite(rpc::ServerCall call, const protocol::OpenWriteRequest& request);
+  void CommitWrite(rpc::ServerCall call, protocol::WindowRequest request);
+  void CloseWindow(rpc::SessionId session, uint64_t window);
+  void Remove(rpc::ServerCall call, const protocol::KeysRequest& request);
+  void ReplyAnnounced(rpc::ServerCall call, std::string body);
+  // Runs `work` on the executor; a full queue fails the call.
+  void Offload(rpc::ServerCall call, std::move_only_function<void(rpc::ServerCall)> work);
+
+  const Parts parts_;
+  WindowTable windows_;
+  std::mutex mutex_;
+  // By session, then window. A session has an entry from its first write window until it ends: a window that is opened on
+  // the executor for a session that ended meanwhile finds none.
+  std::unordered_map<rpc::SessionId, std::unordered_map<uint64_t, PendingWrite>> writes_;
+  Counter& get_requests_;
+  Counter& get_hits_;
+  Counter& get_misses_;
+  Counter& put_requests_;
+};
+
+}  // namespace mooncake

@@ -1,0 +1,78 @@
+// Objects of other clients: finds their owners through the master and moves the values.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <unordered_set>
+#include <vector>
+
+#include "client/master_link.h"
+#include "client/object_io.h"
+#include "client/peer_pool.h"
+#include "common/clock.h"
+#include "device/staging_pool.h"
+
+namespace mooncake {
+
+// Any thread. Requests to one owner are grouped and pipelined; each key has its own result. When a call returns, the memory
+// of all its items has been let go of.
+class RemoteObjects {
+ public:
+  struct Parts {  // all outlive this
+    MasterLink& master;
+    PeerPool& peers;
+    Transport& transport;
+    StagingPool& staging;
+    Uuid self;
+  };
+  explicit RemoteObjects(Parts parts) : parts_(parts) {}
+
+  // Where to put a value of `size` bytes; asked once per attempt, on any thread. An error becomes the key's result.
+  using Target = std::function<Result<MemoryRange>(uint64_t size)>;
+  struct Read {
+    std::string_view key;
+    Target target;
+    bool to_device = false;  // the target is NPU memory
+    Result<ObjectInfo> result = std::unexpected(Status(ErrorCode::OBJECT_NOT_FOUND, {}));
+    // state of the call
+    std::unordered_set<Uuid> failed;  // owners that did not deliver
+    bool done = false;
+  };
+  // OBJECT_NOT_FOUND is a plain miss. An owner that fails is passed over for another one, after a fresh look-up.
+  void Get(std::span<Read> reads, Deadline deadline);
+
+  struct Write {
+    std::string_view key;
+    MemoryRange value;
+    Result<void> result;
+    bool done = false;
+  };
+  // The master chooses owners; a key that has one already succeeds without a transfer. One further attempt elsewhere when the
+  // chosen owner does not answer.
+  void Put(std::span<Write> writes, Deadline deadline);
+
+  // Per key: 1 present, 0 absent, or why that is unknown.
+  std::vector<Result<bool>> Exist(std::span<const std::string> keys, Deadline deadline);
+  Result<ObjectInfo> Size(const std::string& key, Deadline deadline);
+  // Per key, OBJECT_NOT_FOUND when no other client has it.
+  std::vector<Result<void>> Remove(std::span<const std::string> keys, Deadline deadline);
+  // Number of objects other clients removed.
+  Result<uint64_t> RemoveAll(Deadline deadline);
+
+ private:
+  class OwnerReader;
+  class OwnerWriter;
+  using ReadRefs = std::vector<Read*>;
+  using WriteRefs = std::vector<Write*>;
+
+  Result<protocol::LookupReply> Lookup(std::span<const KeyDigest> keys, Deadline deadline);
+  void GetRound(const ReadRefs& reads, Deadline deadline);
+  void PutRound(const WriteRefs& writes, std::vector<Uuid>& exclude, Deadline deadline);
+
+  const Parts parts_;
+};
+
+}  // namespace mooncake

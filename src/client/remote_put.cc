@@ -1,0 +1,295 @@
+// Writing objects to other clients, and removing them there.
+#include <algorithm>
+#include <deque>
+#include <map>
+
+#include "client/remote_call.h"
+#include "client/remote_objects.h"
+#include "protocol/methods.h"
+#include "protocol/peer_messages.h"
+
+namespace mooncake {
+namespace {
+
+constexpr int kWriteRounds = 2;        // once more elsewhere when the chosen owner fails
+constexpr size_t kGroupsInFlight = 4;  // requests on the wire at once to one owner
+constexpr Duration kCloseBudget = std::chrono::seconds(1);
+
+struct PutGroup : PendingReply {
+  std::vector<RemoteObjects::Write*> writes;
+  uint64_t bytes = 0;
+  std::shared_ptr<StagingPool::Slot> slot;  // when a value is in device memory
+};
+
+}  // namespace
+
+// Sends values to one owner, several requests at a time. A write that is left not done may be tried elsewhere.
+class RemoteObjects::OwnerWriter {
+ public:
+  OwnerWriter(const Parts& parts, protocol::ClientAddress owner, std::vector<Uuid>& exclude, Deadline deadline)
+      : parts_(parts), owner_(std::move(owner)), exclude_(exclude), deadline_(deadline), peer_(parts.peers.To(owner_)) {}
+
+  void Add(Write& write) {
+    if (!peer_) return Conclude(write, std::unexpected(peer_.error()));
+    const uint64_t size = SizeOf(write.value);
+    if (size > kInlineBytes) {
+      large_.push_back(&write);
+      return;
+    }
+    if (group_ != nullptr && (group_->bytes + size > kInlineBytes || group_->writes.size() == kInlineKeys)) Submit();
+    if (group_ == nullptr) group_ = std::make_shared<PutGroup>();
+    group_->writes.push_back(&write);
+    group_->bytes += size;
+  }
+
+  void Finish() {
+    Submit();
+    while (!flying_.empty()) SettleOne();
+    for (Write* write : large_) Conclude(*write, WriteLarge(*write));
+  }
+
+ private:
+  void Conclude(Write& write, Result<void> result) {
+    write.done = true;
+    if (!result) {
+      const ErrorCode code = result.error().code();
+      // Not this value's fault: somebody else may take it.
+      if (code == ErrorCode::RPC_FAIL || code == ErrorCode::ILLEGAL_CLIENT || code == ErrorCode::NO_AVAILABLE_HANDLE ||
+          code == ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS || code == ErrorCode::SHUTTING_DOWN) {
+        write.done = false;
+        if (std::find(exclude_.begin(), exclude_.end(), owner_.id) == exclude_.end()) exclude_.push_back(owner_.id);
+      }
+      result = Annotate(result.error(), fmt::format("key '{}' to {}", write.key, owner_.endpoint));
+    }
+    write.result = std::move(result);
+  }
+
+  Result<void> Stage(PutGroup& group) {
+    group.slot = parts_.staging.TryAcquire();
+    // Never wait for a slot while holding some: other calls may be doing the same.
+    while (group.slot == nullptr && !flying_.empty()) SettleOne();
+    if (group.slot == nullptr) group.slot = MC_TRY(parts_.staging.Acquire(deadline_));
+    return {};
+  }
+
+  // The group's values as pieces of host memory.
+  Result<std::vector<rpc::ConstSpan>> Gather(PutGroup& group) {
+    std::vector<rpc::ConstSpan> payload;
+    size_t slot_used = 0;
+    for (const Write* write : group.writes) {
+      if (SizeOf(write->value) == 0) continue;
+      if (const auto* host = std::get_if<HostRange>(&write->value)) {
+        payload.push_back(*host);
+        continue;
+      }
+      if (group.slot == nullptr) MC_TRY(Stage(group));
+      const HostRange part = group.slot->bytes().subspan(slot_used, SizeOf(write->value));
+      slot_used += part.size();
+      MC_TRY(CopyToHost(part, write->value));
+      payload.push_back(part);
+    }
+    return payload;
+  }
+
+  void Submit() {
+    if (group_ == nullptr) return;
+    const auto group = std::exchange(group_, nullptr);
+    if (flying_.size() == kGroupsInFlight) SettleOne();
+    auto payload = Gather(*group);
+    if (!payload) {
+      for (Write* write : group->writes) Conclude(*write, std::unexpected(payload.error()));
+      return;
+    }
+    protocol::PutRequest request;
+    for (const Write* write : group->writes) {
+      request.keys.emplace_back(write->key);
+      request.sizes.push_back(SizeOf(write->value));
+    }
+    rpc::CallArguments arguments;
+    arguments.payload = std::move(*payload);
+    (*peer_)->CallAsync(protocol::kPeerPut, rpc::Encode(request), std::move(arguments), deadline_,
+                        [group](Result<std::string> reply) { group->Complete(std::move(reply)); });
+    flying_.push_back(group);
+  }
+
+  void SettleOne() {
+    const auto group = std::move(flying_.front());
+    flying_.pop_front();
+    auto reply = [&]() -> Result<protocol::CodesReply> {
+      auto decoded = MC_TRY(rpc::Decode<protocol::CodesReply>(MC_TRY(group->Wait())));
+      if (decoded.codes.size() == group->writes.size()) return decoded;
+      return Error(ErrorCode::TRANSFER_FAIL, "{} results for {} keys", decoded.codes.size(), group->writes.size());
+    }();
+    for (size_t i = 0; i < group->writes.size(); ++i) {
+      Result<void> result;
+      if (!reply) {
+        result = std::unexpected(reply.error());
+      } else if (reply->codes[i] != 0) {
+        result = std::unexpected(Status(static_cast<ErrorCode>(reply->codes[i]), reply->message));
+      }
+      Conclude(*group->writes[i], std::move(result));
+    }
+  }
+
+  Result<void> WriteLarge(const Write& write) {
+    const protocol::OpenWriteRequest request{std::string(write.key), SizeOf(write.value)};
+    const auto opened = MC_TRY((*peer_)->Call<protocol::OpenReply>(protocol::kPeerOpenWrite, request, deadline_));
+    if (opened.window == 0) return {};
+    const RemoteWindow window{*peer_, opened.window, opened.size};
+    if (auto written = parts_.transport.Write(window, 0, write.value, deadline_); !written) {
+      (*peer_)->CallAsync(protocol::kPeerCloseWindow, rpc::Encode(protocol::WindowRequest{opened.window}), {},
+                          Deadline::After(kCloseBudget), [](Result<std::string>) {});  // else the session's end closes it
+      return written;
+    }
+    MC_TRY((*peer_)->Call<protocol::Empty>(protocol::kPeerCommitWrite, protocol::WindowRequest{opened.window}, deadline_));
+    return {};
+  }
+
+  const Parts& parts_;
+  const protocol::ClientAddress owner_;
+  std::vector<Uuid>& exclude_;
+  const Deadline deadline_;
+  const Result<std::shared_ptr<rpc::RpcClient>> peer_;
+  std::shared_ptr<PutGroup> group_;  // being filled
+  std::deque<std::shared_ptr<PutGroup>> flying_;
+  std::vector<Write*> large_;
+};
+
+void RemoteObjects::Put(std::span<Write> writes, Deadline deadline) {
+  WriteRefs open;
+  for (Write& write : writes) open.push_back(&write);
+  std::vector<Uuid> exclude;
+  for (int round = 0; round < kWriteRounds && !open.empty() && (round == 0 || !deadline.Passed()); ++round) {
+    PutRound(open, exclude, deadline);
+    std::erase_if(open, [](const Write* write) { return write->done; });
+  }
+}
+
+void RemoteObjects::PutRound(const WriteRefs& writes, std::vector<Uuid>& exclude, Deadline deadline) {
+  protocol::WriteRouteRequest request{.exclude = exclude};
+  for (const Write* write : writes) {
+    request.keys.push_back(KeyDigest::Of(write->key));
+    request.sizes.push_back(SizeOf(write->value));
+  }
+  auto reply = parts_.master.Call<protocol::WriteRouteReply>(protocol::kWriteRoute, request, deadline);
+  if (reply && reply->targets.size() != writes.size()) {
+    reply = Error(ErrorCode::RPC_FAIL, "the master chose {} owners for {} keys", reply->targets.size(), writes.size());
+  }
+  std::map<int32_t, WriteRefs> by_owner;
+  for (size_t i = 0; i < writes.size(); ++i) {
+    Write& write = *writes[i];
+    write.done = true;
+    if (!reply) {
+      write.result = std::unexpected(reply.error());
+      continue;
+    }
+    const int32_t target = reply->targets[i];
+    if (target == protocol::kTargetExists) {
+      write.result = {};
+    } else if (target < 0 || static_cast<size_t>(target) >= reply->clients.size()) {
+      // After a failure the first owner's error says more than that there is no second one.
+      if (write.result) {
+        write.result = Error(ErrorCode::NO_AVAILABLE_CANDIDATE, "no client can take the {} B of key '{}'", request.sizes[i], write.key);
+      }
+    } else {
+      by_owner[target].push_back(&write);
+    }
+  }
+  // As for reads: owners side by side, except where staging slots are needed.
+  const auto from_device = [](const WriteRefs& refs) {
+    return std::any_of(refs.begin(), refs.end(), [](const Write* write) { return !IsHost(write->value); });
+  };
+  std::deque<OwnerWriter> host_writers;
+  for (const auto& [target, refs] : by_owner) {
+    if (from_device(refs)) continue;
+    OwnerWriter& writer = host_writers.emplace_back(parts_, reply->clients[target], exclude, deadline);
+    for (Write* write : refs) writer.Add(*write);
+  }
+  for (OwnerWriter& writer : host_writers) writer.Finish();
+  for (const auto& [target, refs] : by_owner) {
+    if (!from_device(refs)) continue;
+    OwnerWriter writer(parts_, reply->clients[target], exclude, deadline);
+    for (Write* write : refs) writer.Add(*write);
+    writer.Finish();
+  }
+}
+
+// --- queries and removal ---
+
+std::vector<Result<bool>> RemoteObjects::Exist(std::span<const std::string> keys, Deadline deadline) {
+  std::vector<KeyDigest> digests;
+  for (const auto& key : keys) digests.push_back(KeyDigest::Of(key));
+  const auto lookup = Lookup(digests, deadline);
+  std::vector<Result<bool>> results;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    if (!lookup) {
+      results.emplace_back(std::unexpected(lookup.error()));
+      continue;
+    }
+    // A route to ourselves is stale: our own index was asked first.
+    results.emplace_back(std::any_of(lookup->routes[i].begin(), lookup->routes[i].end(), [&](const protocol::Route& route) {
+      return lookup->clients[route.client].id != parts_.self;
+    }));
+  }
+  return results;
+}
+
+Result<ObjectInfo> RemoteObjects::Size(const std::string& key, Deadline deadline) {
+  const KeyDigest digest = KeyDigest::Of(key);
+  const auto lookup = MC_TRY(Lookup({&digest, 1}, deadline));
+  for (const auto& route : lookup.routes[0]) {
+    if (lookup.clients[route.client].id != parts_.self) return ObjectInfo{route.size, static_cast<MemoryType>(route.type), false};
+  }
+  return std::unexpected(Status(ErrorCode::OBJECT_NOT_FOUND, {}));
+}
+
+std::vector<Result<void>> RemoteObjects::Remove(std::span<const std::string> keys, Deadline deadline) {
+  std::vector<Result<void>> results(keys.size(), std::unexpected(Status(ErrorCode::OBJECT_NOT_FOUND, {})));
+  std::vector<KeyDigest> digests;
+  for (const auto& key : keys) digests.push_back(KeyDigest::Of(key));
+  const auto lookup = Lookup(digests, deadline);
+  if (!lookup) {
+    for (auto& result : results) result = std::unexpected(lookup.error());
+    return results;
+  }
+  std::map<uint32_t, std::vector<size_t>> by_owner;
+  for (size_t i = 0; i < keys.size(); ++i) {
+    for (const auto& route : lookup->routes[i]) {
+      if (lookup->clients[route.client].id != parts_.self) by_owner[route.client].push_back(i);
+    }
+  }
+  for (const auto& [owner, positions] : by_owner) {
+    protocol::KeysRequest request;
+    for (const size_t i : positions) request.keys.push_back(keys[i]);
+    auto reply = [&]() -> Result<protocol::CodesReply> {
+      const auto peer = MC_TRY(parts_.peers.To(lookup->clients[owner]));
+      auto codes = MC_TRY(peer->Call<protocol::CodesReply>(protocol::kPeerRemove, request, deadline));
+      if (codes.codes.size() == positions.size()) return codes;
+      return Error(ErrorCode::RPC_FAIL, "{} results for {} keys", codes.codes.size(), positions.size());
+    }();
+    for (size_t k = 0; k < positions.size(); ++k) {
+      auto& result = results[positions[k]];
+      const int32_t code = reply ? reply->codes[k] : ToInt(reply.error().code());
+      // Removed anywhere and failed nowhere is removed.
+      if (code == 0 && (result || result.error().code() == ErrorCode::OBJECT_NOT_FOUND)) {
+        result = {};
+      } else if (code != 0 && code != ToInt(ErrorCode::OBJECT_NOT_FOUND)) {
+        result = std::unexpected(reply ? Status(static_cast<ErrorCode>(code), reply->message) : reply.error());
+      }
+    }
+  }
+  return results;
+}
+
+Result<uint64_t> RemoteObjects::RemoveAll(Deadline deadline) {
+  const auto list = MC_TRY(parts_.master.Call<protocol::ListClientsReply>(protocol::kListClients, protocol::ListClientsRequest{}, deadline));
+  uint64_t removed = 0;
+  for (const auto& client : list.clients) {
+    if (client.id == parts_.self || client.tiers.empty()) continue;
+    const auto peer = MC_TRY(parts_.peers.To({client.id, client.endpoint}));
+    removed += MC_TRY(peer->Call<protocol::CountReply>(protocol::kPeerRemoveAll, protocol::Empty{}, deadline)).count;
+  }
+  return removed;
+}
+
+}  // namespace mooncake

@@ -1,0 +1,85 @@
+// HTTP on cpp-httplib.
+#include "common/http_server.h"
+
+#include <httplib.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <cstring>
+#include <thread>
+
+namespace mooncake {
+
+struct HttpServer::Impl {
+  httplib::Server server;
+  std::atomic<bool> ended{false};
+  std::thread thread;
+};
+
+namespace {
+
+// The library's default allows several processes on one port, which would hide a clash.
+void ReuseAddressOnly(socket_t socket) {
+  const int yes = 1;
+  setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
+}
+
+void Route(httplib::Server& server, const std::string& path, HttpHandler handler) {
+  // Paths are literal; the library takes patterns.
+  std::string pattern;
+  for (const char c : path) {
+    if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '/' && c != '_' && c != '-') pattern += '\\';
+    pattern += c;
+  }
+  server.Get(pattern, [handler = std::move(handler)](const httplib::Request& request, httplib::Response& response) {
+    const HttpReply reply = handler({request.path, {request.params.begin(), request.params.end()}, request.body});
+    response.status = reply.code;
+    response.set_content(reply.body, reply.content_type.c_str());
+  });
+}
+
+}  // namespace
+
+Result<std::unique_ptr<HttpServer>> HttpServer::Open(Options options) {
+  constexpr uint32_t kFurtherPorts = 100;
+  auto impl = std::make_unique<Impl>();
+  impl->server.new_task_queue = [] { return new httplib::ThreadPool(2); };
+  impl->server.set_socket_options(ReuseAddressOnly);
+  impl->server.set_keep_alive_timeout(2);
+  for (auto& [path, handler] : options.get) Route(impl->server, path, std::move(handler));
+
+  const Endpoint& listen = options.listen;
+  uint32_t port = listen.port;
+  bool bound = false;
+  if (port == 0) {
+    const int chosen = impl->server.bind_to_any_port(listen.host.c_str());
+    bound = chosen > 0;
+    port = bound ? static_cast<uint32_t>(chosen) : 0;
+  } else {
+    const uint32_t last = options.move_on_if_taken ? std::min<uint32_t>(65535, port + kFurtherPorts) : port;
+    for (;; ++port) {
+      bound = impl->server.bind_to_port(listen.host.c_str(), static_cast<int>(port));
+      if (bound || port >= last) break;
+    }
+  }
+  if (!bound) {
+    return Error(ErrorCode::INVALID_PARAMS, "cannot serve HTTP on {}: {}", listen.ToString(), std::strerror(errno));
+  }
+  impl->thread = std::thread([raw = impl.get()] {
+    raw->server.listen_after_bind();
+    raw->ended.store(true);
+  });
+  // The library ignores a stop that comes before its loop runs.
+  while (!impl->server.is_running() && !impl->ended.load()) std::this_thread::yield();
+  return std::unique_ptr<HttpServer>(new HttpServer(std::move(impl), static_cast<uint16_t>(port)));
+}
+
+HttpServer::HttpServer(std::unique_ptr<Impl> impl, uint16_t port) : impl_(std::move(impl)), port_(port) {}
+
+HttpServer::~HttpServer() {
+  impl_->server.stop();
+  impl_->thread.join();
+}
+
+}  // namespace mooncake
