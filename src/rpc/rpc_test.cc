@@ -1,0 +1,2 @@
+// x
+#include "rpc/rpc_server.h"
