@@ -14,11 +14,11 @@ inline constexpr uint32_t kProtocolVersion = 1;
 inline constexpr uint32_t kMinProtocolVersion = 1;
 
 struct Identity {
-  std::string role;  // "master", "client", "tool"
-  Uuid node;
+  std::string role{};  // "master", "client", "tool"
+  Uuid node{};
   uint32_t protocol_version = kProtocolVersion;
   uint32_t min_protocol_version = kMinProtocolVersion;
-  std::string software_version;
+  std::string software_version{};
 };
 
 }  // namespace mooncake::rpc

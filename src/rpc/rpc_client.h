@@ -23,10 +23,10 @@ class ClientCore;
 }
 
 struct ClientOptions {
-  Endpoint peer;
-  Identity self;
-  std::string expected_role;  // "" = any
-  Uuid expected_node;         // nil = any
+  Endpoint peer{};
+  Identity self{};
+  std::string expected_role{};  // "" = any
+  Uuid expected_node{};         // nil = any
   Duration connect_timeout = std::chrono::seconds(2);
   size_t max_in_flight = 4096;  // calls beyond are refused with RPC_FAIL
   uint32_t max_body_bytes = 64u << 20;
@@ -42,8 +42,8 @@ using PayloadSink =
 // What travels beside the body. The memory belongs to the call until its completion runs (or the blocking Call
 // returns).
 struct CallArguments {
-  std::vector<ConstSpan> payload;  // sent as it lies, after the body
-  PayloadSink sink;                // without one a response that carries a payload fails the call
+  std::vector<ConstSpan> payload{};  // sent as it lies, after the body
+  PayloadSink sink{};                // without one a response that carries a payload fails the call
 };
 
 // Any thread. Connects at the first call and again after a failure; while the peer stays unreachable calls fail at once

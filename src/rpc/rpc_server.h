@@ -28,8 +28,8 @@ struct CallState;
 using SessionId = uint64_t;
 
 struct ServerOptions {
-  Endpoint listen;  // port 0 = any free port
-  Identity self;
+  Endpoint listen{};  // port 0 = any free port
+  Identity self{};
   size_t max_connections = 4096;  // more are closed as they come
   uint32_t max_body_bytes = 64u << 20;
   uint64_t max_payload_bytes = 1ull << 30;
