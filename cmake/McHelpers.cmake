@@ -9,7 +9,7 @@ set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 
 add_library(mc_flags INTERFACE)
-target_compile_options(mc_flags INTERFACE -Wall -Wextra -Wshadow $<$<BOOL:${MC_WERROR}>:-Werror>)
+target_compile_options(mc_flags INTERFACE -Wall -Wextra -Wshadow -Wno-missing-field-initializers $<$<BOOL:${MC_WERROR}>:-Werror>)
 if(MC_SANITIZE)
   target_compile_options(mc_flags INTERFACE -fsanitize=${MC_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
   target_link_options(mc_flags INTERFACE -fsanitize=${MC_SANITIZE})

@@ -13,7 +13,8 @@ DataSource AsDataSource(const MemoryRange& range) {
 
 MemoryRange AsMemoryRange(const DataSource& data) {
   if (data.buffer == nullptr) return HostRange{};
-  if (const auto* host = dynamic_cast<const HostBuffer*>(data.buffer.get())) return HostRange(host->data(), host->size());
+  if (const auto* host = dynamic_cast<const HostBuffer*>(data.buffer.get()))
+    return HostRange(host->data(), host->size());
   const auto* npu = dynamic_cast<const AscendBufferBase*>(data.buffer.get());
   MC_CHECK(npu != nullptr, "buffer of type {} has no address", MemoryTypeName(data.type));
   return NpuRange{npu->pointer(), npu->size(), &npu->runtime()};

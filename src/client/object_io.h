@@ -12,8 +12,8 @@
 
 namespace mooncake {
 
-// Values of one request or reply travel together up to this many bytes; larger objects go through windows. One staging slot
-// holds it.
+// Values of one request or reply travel together up to this many bytes; larger objects go through windows. One staging
+// slot holds it.
 inline constexpr uint64_t kInlineBytes = kTransferChunkBytes;
 // Keys of one request.
 inline constexpr size_t kInlineKeys = 1024;
@@ -34,8 +34,8 @@ struct ObjectInfo {
   bool local = false;
 };
 
-// The value of one key in host memory: a view of the tier's own bytes when the object is local DRAM, else a copy. The bytes
-// stay as they are for as long as this lives, whatever happens to the key.
+// The value of one key in host memory: a view of the tier's own bytes when the object is local DRAM, else a copy. The
+// bytes stay as they are for as long as this lives, whatever happens to the key.
 struct ObjectBytes {
   HostRange bytes;
   std::shared_ptr<const void> keep_alive;

@@ -17,8 +17,8 @@ class PeerPool {
   PeerPool(rpc::IoPool& io, rpc::Identity self) : io_(io), self_(std::move(self)) {}
   ~PeerPool() { Close(); }
 
-  // The connection to this client, which may not be up yet. INVALID_PARAMS for an endpoint that is none. A client that came
-  // back under the same endpoint has another id, and gets another connection.
+  // The connection to this client, which may not be up yet. INVALID_PARAMS for an endpoint that is none. A client that
+  // came back under the same endpoint has another id, and gets another connection.
   Result<std::shared_ptr<rpc::RpcClient>> To(const protocol::ClientAddress& peer);
   void Close();
 

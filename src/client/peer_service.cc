@@ -23,30 +23,39 @@ void FailCall(rpc::ServerCall call, ErrorCode code, std::string message) {
 
 PeerService::PeerService(Parts parts)
     : parts_(parts),
-      get_requests_(parts.metrics.GetCounter("mooncake_p2p_peer_read_remote_data_requests_total", "keys asked for by peers")),
+      get_requests_(
+          parts.metrics.GetCounter("mooncake_p2p_peer_read_remote_data_requests_total", "keys asked for by peers")),
       get_hits_(parts.metrics.GetCounter("mooncake_p2p_peer_read_remote_data_hits_total", "keys served to peers")),
-      get_misses_(parts.metrics.GetCounter("mooncake_p2p_peer_read_remote_data_misses_total", "keys peers asked for in vain")),
-      put_requests_(parts.metrics.GetCounter("mooncake_p2p_peer_write_remote_data_requests_total", "keys written by peers")) {}
+      get_misses_(
+          parts.metrics.GetCounter("mooncake_p2p_peer_read_remote_data_misses_total", "keys peers asked for in vain")),
+      put_requests_(
+          parts.metrics.GetCounter("mooncake_p2p_peer_write_remote_data_requests_total", "keys written by peers")) {}
 
 void PeerService::Serve(rpc::RpcServer& server) {
   using namespace protocol;
-  server.Handle<GetRequest>(kPeerGet, [this](rpc::ServerCall call, GetRequest r) { Get(std::move(call), std::move(r)); });
-  server.Handle<PutRequest>(kPeerPut, [this](rpc::ServerCall call, PutRequest r) { Put(std::move(call), std::move(r)); });
-  server.Handle<OpenReadRequest>(kPeerOpenRead, [this](rpc::ServerCall call, OpenReadRequest r) { OpenRead(std::move(call), r); });
+  server.Handle<GetRequest>(kPeerGet,
+                            [this](rpc::ServerCall call, GetRequest r) { Get(std::move(call), std::move(r)); });
+  server.Handle<PutRequest>(kPeerPut,
+                            [this](rpc::ServerCall call, PutRequest r) { Put(std::move(call), std::move(r)); });
+  server.Handle<OpenReadRequest>(kPeerOpenRead,
+                                 [this](rpc::ServerCall call, OpenReadRequest r) { OpenRead(std::move(call), r); });
   server.Handle<OpenWriteRequest>(kPeerOpenWrite, [this](rpc::ServerCall call, OpenWriteRequest request) {
     {
       std::lock_guard lock(mutex_);
       writes_.try_emplace(call.session());
     }
-    Offload(std::move(call), [this, request = std::move(request)](rpc::ServerCall held) { OpenWrite(std::move(held), request); });
+    Offload(std::move(call),
+            [this, request = std::move(request)](rpc::ServerCall held) { OpenWrite(std::move(held), request); });
   });
-  server.Handle<WindowRequest>(kPeerCommitWrite, [this](rpc::ServerCall call, WindowRequest r) { CommitWrite(std::move(call), r); });
+  server.Handle<WindowRequest>(kPeerCommitWrite,
+                               [this](rpc::ServerCall call, WindowRequest r) { CommitWrite(std::move(call), r); });
   server.Handle<WindowRequest>(kPeerCloseWindow, [this](rpc::ServerCall call, WindowRequest request) {
     CloseWindow(call.session(), request.window);
     std::move(call).Reply(rpc::Encode(Empty{}));
   });
   server.Handle<KeysRequest>(kPeerRemove, [this](rpc::ServerCall call, KeysRequest request) {
-    Offload(std::move(call), [this, request = std::move(request)](rpc::ServerCall held) { Remove(std::move(held), request); });
+    Offload(std::move(call),
+            [this, request = std::move(request)](rpc::ServerCall held) { Remove(std::move(held), request); });
   });
   server.Handle<Empty>(kPeerRemoveAll, [this](rpc::ServerCall call, Empty) {
     Offload(std::move(call), [this](rpc::ServerCall held) {
@@ -76,7 +85,8 @@ void PeerService::Offload(rpc::ServerCall call, std::move_only_function<void(rpc
 
 void PeerService::ReplyAnnounced(rpc::ServerCall call, std::string body) {
   auto shared = std::make_shared<rpc::ServerCall>(std::move(call));
-  parts_.announcer.WhenDelivered([shared, body = std::move(body)]() mutable { std::move(*shared).Reply(std::move(body)); });
+  parts_.announcer.WhenDelivered(
+      [shared, body = std::move(body)]() mutable { std::move(*shared).Reply(std::move(body)); });
 }
 
 // --- reads ---
@@ -166,8 +176,8 @@ void PeerService::Put(rpc::ServerCall call, protocol::PutRequest request) {
   }
   if (!fits || total != call.payload_bytes()) {
     return FailCall(std::move(call), ErrorCode::INVALID_PARAMS,
-                    fmt::format("put of {} keys, {} sizes, {} B announced, {} B sent (at most {} B)", request.keys.size(),
-                                request.sizes.size(), total, call.payload_bytes(), kInlineBytes));
+                    fmt::format("put of {} keys, {} sizes, {} B announced, {} B sent (at most {} B)",
+                                request.keys.size(), request.sizes.size(), total, call.payload_bytes(), kInlineBytes));
   }
   auto incoming = std::make_shared<Incoming>();
   incoming->request = std::move(request);
@@ -237,8 +247,10 @@ void PeerService::FinishPut(rpc::ServerCall call, const std::shared_ptr<Incoming
   }
   for (size_t i = 0; i < incoming->handles.size(); ++i) {
     if (incoming->handles[i] == nullptr) continue;
-    const auto committed = parts_.backend.Commit(incoming->request.keys[i], std::move(incoming->handles[i]), {.only_if_absent = true});
-    if (!committed && committed.error().code() != ErrorCode::OBJECT_ALREADY_EXISTS) incoming->Refuse(i, committed.error());
+    const auto committed =
+        parts_.backend.Commit(incoming->request.keys[i], std::move(incoming->handles[i]), {.only_if_absent = true});
+    if (!committed && committed.error().code() != ErrorCode::OBJECT_ALREADY_EXISTS)
+      incoming->Refuse(i, committed.error());
   }
   ReplyAnnounced(std::move(call), rpc::Encode(incoming->reply));
 }
@@ -276,11 +288,13 @@ void PeerService::CommitWrite(rpc::ServerCall call, protocol::WindowRequest requ
     }
   }
   if (write.handle == nullptr) {
-    return FailCall(std::move(call), ErrorCode::INVALID_WRITE, fmt::format("no write window {} is open", request.window));
+    return FailCall(std::move(call), ErrorCode::INVALID_WRITE,
+                    fmt::format("no write window {} is open", request.window));
   }
   windows_.Close(call.session(), request.window);  // from here on nobody writes there
   const auto committed = parts_.backend.Commit(write.key, std::move(write.handle), {.only_if_absent = true});
-  if (!committed && committed.error().code() != ErrorCode::OBJECT_ALREADY_EXISTS) return std::move(call).Fail(committed.error());
+  if (!committed && committed.error().code() != ErrorCode::OBJECT_ALREADY_EXISTS)
+    return std::move(call).Fail(committed.error());
   ReplyAnnounced(std::move(call), rpc::Encode(protocol::Empty{}));
 }
 

@@ -17,8 +17,8 @@
 
 namespace mooncake {
 
-// Handlers run on I/O threads; whatever may touch a device or evict runs on the executor. A put is answered when its keys
-// are announced. Any thread.
+// Handlers run on I/O threads; whatever may touch a device or evict runs on the executor. A put is answered when its
+// keys are announced. Any thread.
 class PeerService {
  public:
   struct Parts {  // all outlive the service
@@ -56,8 +56,8 @@ class PeerService {
   const Parts parts_;
   WindowTable windows_;
   std::mutex mutex_;
-  // By session, then window. A session has an entry from its first write window until it ends: a window that is opened on
-  // the executor for a session that ended meanwhile finds none.
+  // By session, then window. A session has an entry from its first write window until it ends: a window that is opened
+  // on the executor for a session that ended meanwhile finds none.
   std::unordered_map<rpc::SessionId, std::unordered_map<uint64_t, PendingWrite>> writes_;
   Counter& get_requests_;
   Counter& get_hits_;

@@ -10,8 +10,8 @@
 
 namespace mooncake {
 
-// Completed once, on any thread, and waited for by one. The wait has no deadline of its own: the call underneath has, and
-// completes only after it has let go of the memory it was given.
+// Completed once, on any thread, and waited for by one. The wait has no deadline of its own: the call underneath has,
+// and completes only after it has let go of the memory it was given.
 class PendingReply {
  public:
   void Complete(Result<std::string> reply) {

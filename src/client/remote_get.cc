@@ -11,7 +11,7 @@
 namespace mooncake {
 namespace {
 
-constexpr int kReadRounds = 3;        // look-ups per get: the route may be stale, the owner may be dead
+constexpr int kReadRounds = 3;         // look-ups per get: the route may be stale, the owner may be dead
 constexpr size_t kGroupsInFlight = 8;  // requests on the wire at once to one owner
 constexpr Duration kCloseBudget = std::chrono::seconds(1);
 
@@ -36,12 +36,14 @@ struct GetGroup : PendingReply {
 // Decides where each value of the reply goes: its target, the staging slot, or nowhere when the target refuses it.
 Result<std::vector<rpc::MutableSpan>> GetGroup::Place(std::string_view body, uint64_t payload_bytes) {
   reply = MC_TRY(rpc::Decode<protocol::GetReply>(body));
-  if (reply->objects.size() != reads.size()) return Error(ErrorCode::TRANSFER_FAIL, "{} objects for {} keys", reply->objects.size(), reads.size());
+  if (reply->objects.size() != reads.size())
+    return Error(ErrorCode::TRANSFER_FAIL, "{} objects for {} keys", reply->objects.size(), reads.size());
   uint64_t total = 0;
   uint64_t largest = 0;
   for (const auto& object : reply->objects) {
     if (!object.sent || object.code != 0) continue;
-    if (object.size > payload_bytes - total) return Error(ErrorCode::TRANSFER_FAIL, "sizes exceed the {} B sent", payload_bytes);
+    if (object.size > payload_bytes - total)
+      return Error(ErrorCode::TRANSFER_FAIL, "sizes exceed the {} B sent", payload_bytes);
     total += object.size;
     largest = std::max(largest, object.size);
   }
@@ -67,7 +69,8 @@ Result<std::vector<rpc::MutableSpan>> GetGroup::Place(std::string_view body, uin
       spans.push_back(*host);
       continue;
     }
-    if (slot == nullptr || slot->bytes().size() - slot_used < object.size) return Error(ErrorCode::TRANSFER_FAIL, "objects outgrew the staging slot");
+    if (slot == nullptr || slot->bytes().size() - slot_used < object.size)
+      return Error(ErrorCode::TRANSFER_FAIL, "objects outgrew the staging slot");
     const HostRange part = slot->bytes().subspan(slot_used, object.size);
     slot_used += object.size;
     spans.push_back(part);
@@ -86,7 +89,8 @@ Result<protocol::LookupReply> RemoteObjects::Lookup(std::span<const KeyDigest> k
   for (const auto& routes : reply.routes) {
     for (const auto& route : routes) sound = sound && route.client < reply.clients.size();
   }
-  if (!sound) return Error(ErrorCode::RPC_FAIL, "the master's look-up reply does not match the {} keys asked for", keys.size());
+  if (!sound)
+    return Error(ErrorCode::RPC_FAIL, "the master's look-up reply does not match the {} keys asked for", keys.size());
   return reply;
 }
 
@@ -112,7 +116,9 @@ class RemoteObjects::OwnerReader {
       large_.push_back(&read);
       return;
     }
-    if (group_ != nullptr && (group_->expected_bytes + expected_bytes > kInlineBytes || group_->reads.size() == kInlineKeys)) Submit();
+    if (group_ != nullptr &&
+        (group_->expected_bytes + expected_bytes > kInlineBytes || group_->reads.size() == kInlineKeys))
+      Submit();
     if (group_ == nullptr) group_ = std::make_shared<GetGroup>();
     group_->reads.push_back(&read);
     group_->expected_bytes += expected_bytes;
@@ -135,7 +141,8 @@ class RemoteObjects::OwnerReader {
     if (group_ == nullptr) return;
     const auto group = std::exchange(group_, nullptr);
     if (flying_.size() == kGroupsInFlight) SettleOne();
-    const bool to_device = std::any_of(group->reads.begin(), group->reads.end(), [](const Read* read) { return read->to_device; });
+    const bool to_device =
+        std::any_of(group->reads.begin(), group->reads.end(), [](const Read* read) { return read->to_device; });
     if (to_device) {
       group->slot = parts_.staging.TryAcquire();
       // Never wait for a slot while holding some: other calls may be doing the same.
@@ -152,7 +159,9 @@ class RemoteObjects::OwnerReader {
     protocol::GetRequest request;
     for (const Read* read : group->reads) request.keys.emplace_back(read->key);
     rpc::CallArguments arguments;
-    arguments.sink = [group](std::string_view body, uint64_t payload_bytes) { return group->Place(body, payload_bytes); };
+    arguments.sink = [group](std::string_view body, uint64_t payload_bytes) {
+      return group->Place(body, payload_bytes);
+    };
     (*peer_)->CallAsync(protocol::kPeerGet, rpc::Encode(request), std::move(arguments), deadline_,
                         [group](Result<std::string> reply) { group->Complete(std::move(reply)); });
     flying_.push_back(group);
@@ -170,7 +179,8 @@ class RemoteObjects::OwnerReader {
       return;
     }
     for (const auto& staged : group->staged) {
-      if (auto copied = CopyFromHost(staged.target, staged.bytes); !copied) staged.read->result = std::unexpected(copied.error());
+      if (auto copied = CopyFromHost(staged.target, staged.bytes); !copied)
+        staged.read->result = std::unexpected(copied.error());
     }
     for (size_t i = 0; i < group->reads.size(); ++i) Conclude(*group->reads[i], group->reply->objects[i]);
   }
@@ -188,7 +198,8 @@ class RemoteObjects::OwnerReader {
   }
 
   void ReadLarge(Read& read) {
-    auto opened = (*peer_)->Call<protocol::OpenReply>(protocol::kPeerOpenRead, protocol::OpenReadRequest{std::string(read.key)}, deadline_);
+    auto opened = (*peer_)->Call<protocol::OpenReply>(protocol::kPeerOpenRead,
+                                                      protocol::OpenReadRequest{std::string(read.key)}, deadline_);
     if (!opened) return Fail(read, opened.error());
     Result<void> result;
     if (auto target = read.target(opened->size); !target) {
@@ -241,8 +252,8 @@ void RemoteObjects::GetRound(const ReadRefs& reads, Deadline deadline) {
       by_owner[route->client].emplace_back(reads[i], route->size);
     }
   }
-  // Owners are asked side by side. Those whose values pass through staging slots come one after the other: waiting for a slot
-  // while another owner's replies hold some could wait for ever.
+  // Owners are asked side by side. Those whose values pass through staging slots come one after the other: waiting for
+  // a slot while another owner's replies hold some could wait for ever.
   const auto to_device = [](const auto& wanted) {
     return std::any_of(wanted.begin(), wanted.end(), [](const auto& item) { return item.first->to_device; });
   };

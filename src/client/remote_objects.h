@@ -17,8 +17,8 @@
 
 namespace mooncake {
 
-// Any thread. Requests to one owner are grouped and pipelined; each key has its own result. When a call returns, the memory
-// of all its items has been let go of.
+// Any thread. Requests to one owner are grouped and pipelined; each key has its own result. When a call returns, the
+// memory of all its items has been let go of.
 class RemoteObjects {
  public:
   struct Parts {  // all outlive this
@@ -50,8 +50,8 @@ class RemoteObjects {
     Result<void> result;
     bool done = false;
   };
-  // The master chooses owners; a key that has one already succeeds without a transfer. One further attempt elsewhere when the
-  // chosen owner does not answer.
+  // The master chooses owners; a key that has one already succeeds without a transfer. One further attempt elsewhere
+  // when the chosen owner does not answer.
   void Put(std::span<Write> writes, Deadline deadline);
 
   // Per key: 1 present, 0 absent, or why that is unknown.

@@ -27,7 +27,11 @@ struct PutGroup : PendingReply {
 class RemoteObjects::OwnerWriter {
  public:
   OwnerWriter(const Parts& parts, protocol::ClientAddress owner, std::vector<Uuid>& exclude, Deadline deadline)
-      : parts_(parts), owner_(std::move(owner)), exclude_(exclude), deadline_(deadline), peer_(parts.peers.To(owner_)) {}
+      : parts_(parts),
+        owner_(std::move(owner)),
+        exclude_(exclude),
+        deadline_(deadline),
+        peer_(parts.peers.To(owner_)) {}
 
   void Add(Write& write) {
     if (!peer_) return Conclude(write, std::unexpected(peer_.error()));
@@ -116,7 +120,8 @@ class RemoteObjects::OwnerWriter {
     const auto group = std::move(flying_.front());
     flying_.pop_front();
     auto reply = [&]() -> Result<protocol::CodesReply> {
-      auto decoded = MC_TRY(rpc::Decode<protocol::CodesReply>(MC_TRY(group->Wait())));
+      const std::string body = MC_TRY(group->Wait());
+      auto decoded = MC_TRY(rpc::Decode<protocol::CodesReply>(body));
       if (decoded.codes.size() == group->writes.size()) return decoded;
       return Error(ErrorCode::TRANSFER_FAIL, "{} results for {} keys", decoded.codes.size(), group->writes.size());
     }();
@@ -138,10 +143,12 @@ class RemoteObjects::OwnerWriter {
     const RemoteWindow window{*peer_, opened.window, opened.size};
     if (auto written = parts_.transport.Write(window, 0, write.value, deadline_); !written) {
       (*peer_)->CallAsync(protocol::kPeerCloseWindow, rpc::Encode(protocol::WindowRequest{opened.window}), {},
-                          Deadline::After(kCloseBudget), [](Result<std::string>) {});  // else the session's end closes it
+                          Deadline::After(kCloseBudget),
+                          [](Result<std::string>) {});  // else the session's end closes it
       return written;
     }
-    MC_TRY((*peer_)->Call<protocol::Empty>(protocol::kPeerCommitWrite, protocol::WindowRequest{opened.window}, deadline_));
+    MC_TRY(
+        (*peer_)->Call<protocol::Empty>(protocol::kPeerCommitWrite, protocol::WindowRequest{opened.window}, deadline_));
     return {};
   }
 
@@ -189,7 +196,8 @@ void RemoteObjects::PutRound(const WriteRefs& writes, std::vector<Uuid>& exclude
     } else if (target < 0 || static_cast<size_t>(target) >= reply->clients.size()) {
       // After a failure the first owner's error says more than that there is no second one.
       if (write.result) {
-        write.result = Error(ErrorCode::NO_AVAILABLE_CANDIDATE, "no client can take the {} B of key '{}'", request.sizes[i], write.key);
+        write.result = Error(ErrorCode::NO_AVAILABLE_CANDIDATE, "no client can take the {} B of key '{}'",
+                             request.sizes[i], write.key);
       }
     } else {
       by_owner[target].push_back(&write);
@@ -227,9 +235,9 @@ std::vector<Result<bool>> RemoteObjects::Exist(std::span<const std::string> keys
       continue;
     }
     // A route to ourselves is stale: our own index was asked first.
-    results.emplace_back(std::any_of(lookup->routes[i].begin(), lookup->routes[i].end(), [&](const protocol::Route& route) {
-      return lookup->clients[route.client].id != parts_.self;
-    }));
+    results.emplace_back(
+        std::any_of(lookup->routes[i].begin(), lookup->routes[i].end(),
+                    [&](const protocol::Route& route) { return lookup->clients[route.client].id != parts_.self; }));
   }
   return results;
 }
@@ -238,7 +246,8 @@ Result<ObjectInfo> RemoteObjects::Size(const std::string& key, Deadline deadline
   const KeyDigest digest = KeyDigest::Of(key);
   const auto lookup = MC_TRY(Lookup({&digest, 1}, deadline));
   for (const auto& route : lookup.routes[0]) {
-    if (lookup.clients[route.client].id != parts_.self) return ObjectInfo{route.size, static_cast<MemoryType>(route.type), false};
+    if (lookup.clients[route.client].id != parts_.self)
+      return ObjectInfo{route.size, static_cast<MemoryType>(route.type), false};
   }
   return std::unexpected(Status(ErrorCode::OBJECT_NOT_FOUND, {}));
 }
@@ -282,7 +291,8 @@ std::vector<Result<void>> RemoteObjects::Remove(std::span<const std::string> key
 }
 
 Result<uint64_t> RemoteObjects::RemoveAll(Deadline deadline) {
-  const auto list = MC_TRY(parts_.master.Call<protocol::ListClientsReply>(protocol::kListClients, protocol::ListClientsRequest{}, deadline));
+  const auto list = MC_TRY(
+      parts_.master.Call<protocol::ListClientsReply>(protocol::kListClients, protocol::ListClientsRequest{}, deadline));
   uint64_t removed = 0;
   for (const auto& client : list.clients) {
     if (client.id == parts_.self || client.tiers.empty()) continue;

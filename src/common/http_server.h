@@ -24,7 +24,8 @@ struct HttpReply {
 };
 using HttpHandler = std::function<HttpReply(const HttpRequest&)>;
 
-// Handlers run on the server's two threads, one request each at a time; they may block for as long as a caller will wait.
+// Handlers run on the server's two threads, one request each at a time; they may block for as long as a caller will
+// wait.
 class HttpServer {
  public:
   struct Options {

@@ -43,10 +43,10 @@ size_t KeyIndex::RemoveClient(uint32_t client) {
   size_t removed = 0;
   for (Shard& shard : shards_) {
     std::lock_guard lock(shard.mutex);
-    std::erase_if(shard.keys, [&](auto& item) {
-      removed += std::erase_if(item.second, [&](const Owner& owner) { return owner.client == client; });
-      return item.second.empty();
-    });
+    for (auto it = shard.keys.begin(); it != shard.keys.end();) {
+      removed += std::erase_if(it->second, [&](const Owner& owner) { return owner.client == client; });
+      it = it->second.empty() ? shard.keys.erase(it) : std::next(it);
+    }
   }
   return removed;
 }

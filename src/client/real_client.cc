@@ -1,0 +1,194 @@
+// Start, stop and reports of the client.
+#include "client/real_client.h"
+
+#include "client/listen_address.h"
+#include "common/log.h"
+#include "common/version.h"
+#include "protocol/methods.h"
+
+namespace mooncake {
+namespace {
+
+constexpr uint16_t kFirstPort = 12300;
+constexpr uint16_t kLastPort = 14300;
+constexpr Duration kAnnounceBudget = std::chrono::seconds(5);
+constexpr size_t kExecutorQueue = 4096;
+
+}  // namespace
+
+Result<std::unique_ptr<RealClient>> RealClient::Open(RealClientOptions options) {
+  OpenedTiers tiers = MC_TRY(OpenTiers(options.tiers));
+  std::unique_ptr<RealClient> client(new RealClient(std::move(options), std::move(tiers)));
+  if (auto started = client->Start(); !started) {
+    client->Close();
+    return std::unexpected(started.error());
+  }
+  return client;
+}
+
+RealClient::RealClient(RealClientOptions options, OpenedTiers tiers)
+    : options_(std::move(options)),
+      npu_runtime_(tiers.npu_runtime ? tiers.npu_runtime : OpenedNpuRuntime()),
+      memory_(std::make_unique<LocalMemory>(npu_runtime_)),
+      own_staging_(kTransferChunkBytes, options_.staging_slots),
+      serving_staging_(kTransferChunkBytes, options_.staging_slots),
+      io_(std::make_unique<rpc::IoPool>(options_.rpc_threads)),
+      tiers_(std::move(tiers.tiers)) {
+  local_get_ = MakeTraffic("local", "get");
+  remote_get_ = MakeTraffic("remote", "get");
+  total_get_ = MakeTraffic("total", "get");
+  local_put_ = MakeTraffic("local", "put");
+  remote_put_ = MakeTraffic("remote", "put");
+  total_put_ = MakeTraffic("total", "put");
+}
+
+RealClient::~RealClient() {
+  Close();
+}
+
+RealClient::Traffic RealClient::MakeTraffic(const char* scope, const char* operation) {
+  const auto counter = [&](const char* what) {
+    return &metrics_.GetCounter(fmt::format("mooncake_p2p_{}_{}_{}_total", scope, operation, what),
+                                fmt::format("{} {} {}", scope, operation, what));
+  };
+  return {counter("requests"), counter("hits"), counter("misses"), counter("failures"), counter("bytes")};
+}
+
+Announcer::Hooks RealClient::AnnouncerHooks() {
+  Announcer::Hooks hooks;
+  hooks.state_of = [this](const std::string& key) -> std::optional<protocol::KeyState> {
+    const auto view = backend_->Get(key, std::nullopt, /*record_access=*/false);
+    if (!view) return std::nullopt;
+    const DataSource& data = view->handle->data;
+    return protocol::KeyState{KeyDigest::Of(key), true, data.size(), static_cast<int32_t>(data.type)};
+  };
+  hooks.send = [this](std::vector<protocol::KeyState> keys) {
+    return link_->Announce(std::move(keys), Deadline::After(kAnnounceBudget));
+  };
+  hooks.on_rejected = [this](const std::string& key) { (void)backend_->Delete(key); };
+  hooks.on_failed = [this](const Status& status) { link_->ReportLost(status); };
+  return hooks;
+}
+
+Result<void> RealClient::Start() {
+  Endpoint local;
+  if (!options_.local_hostname.empty()) local = MC_TRY(Endpoint::Parse(options_.local_hostname));
+  const ListenAddress address = MC_TRY(ChooseListenAddress(local.host, options_.master));
+
+  rpc::Identity self{.role = protocol::kRoleClient, .node = id_, .software_version = kSoftwareVersion};
+  if (!tiers_.empty()) {
+    announcer_ = std::make_unique<Announcer>(AnnouncerHooks(), options_.announce_batch_max);
+    TieredBackend::Options backend{.shard_count = options_.lock_shard_count, .on_change = {}};
+    backend.on_change = [this](std::string_view key) { announcer_->Mark(key); };
+    backend_ = MC_TRY(TieredBackend::Open(std::move(tiers_), std::move(backend)));
+    executor_ = std::make_unique<Executor>("mc-worker", options_.worker_threads, kExecutorQueue);
+    service_ = std::make_unique<PeerService>(
+        PeerService::Parts{*backend_, *announcer_, *executor_, serving_staging_, metrics_});
+  }
+  MC_TRY(Listen(address.bind, local.port != 0 ? local.port : options_.rpc_port));
+  advertised_ = Endpoint{address.advertise, server_->port()}.ToString();
+  peers_ = std::make_unique<PeerPool>(*io_, self);
+
+  MasterLink::Options link{.master = options_.master, .self = self, .advertised = advertised_};
+  MasterLink::Hooks hooks;
+  hooks.tiers = [this] { return TierStates(); };
+  hooks.on_registered = [this] { AnnounceAll(); };
+  hooks.on_lost = [this] {
+    if (announcer_) announcer_->Pause();
+  };
+  link_ = std::make_unique<MasterLink>(*io_, std::move(link), std::move(hooks));
+  transport_ = std::make_unique<RpcTransport>(own_staging_);
+  remote_ = std::make_unique<RemoteObjects>(RemoteObjects::Parts{*link_, *peers_, *transport_, own_staging_, id_});
+  server_->Start();
+  if (options_.enable_http) MC_TRY(StartHttp(address.bind));
+  if (auto registered = link_->Start(options_.master_wait); !registered) {
+    // A master of another version will not change its mind; one that is away may come.
+    if (options_.require_master || registered.error().code() != ErrorCode::RPC_FAIL) return registered;
+    log::Warn("{}; serving locally and trying again each second", registered.error().ToString());
+  }
+  return {};
+}
+
+Result<void> RealClient::Listen(const std::string& bind_host, uint16_t port) {
+  rpc::Identity self{.role = protocol::kRoleClient, .node = id_, .software_version = kSoftwareVersion};
+  const bool any = port == 0;
+  for (uint16_t candidate = any ? kFirstPort : port;; ++candidate) {
+    auto server = rpc::RpcServer::Listen(*io_, {.listen = {bind_host, candidate}, .self = self});
+    if (server) {
+      server_ = std::move(*server);
+      break;
+    }
+    if (!any || candidate == kLastPort) return std::unexpected(server.error());
+  }
+  if (service_) service_->Serve(*server_);
+  return {};
+}
+
+Result<void> RealClient::StartHttp(const std::string& bind_host) {
+  HttpServer::Options http{
+      .listen = {bind_host, options_.http_port}, .move_on_if_taken = options_.http_port_is_default, .get = {}};
+  http.get["/health"] = [this](const HttpRequest&) {
+    return HttpReply{.body = std::string(ClientHealthName(health())) + "\n"};
+  };
+  http.get["/metrics"] = [this](const HttpRequest&) { return HttpReply{.body = MetricsText()}; };
+  http.get["/get_key_count"] = [this](const HttpRequest&) {
+    return HttpReply{.body = std::to_string(KeyCount()) + "\n"};
+  };
+  http_ = MC_TRY(HttpServer::Open(std::move(http)));
+  return {};
+}
+
+// Announces every key; state FULL when the last one has arrived.
+void RealClient::AnnounceAll() {
+  if (announcer_ == nullptr) return link_->SetSynced();
+  announcer_->Resume();
+  backend_->ForEachKey([this](const std::string& key) { announcer_->Mark(key); });
+  announcer_->WhenDelivered([this] { link_->SetSynced(); });
+}
+
+std::vector<TierView> RealClient::GetTierViews() const {
+  return backend_ ? backend_->GetTierViews() : std::vector<TierView>{};
+}
+
+std::vector<protocol::TierState> RealClient::TierStates() const {
+  std::vector<protocol::TierState> states;
+  for (const TierView& view : GetTierViews()) {
+    states.push_back({view.id, view.name, static_cast<int32_t>(view.type), view.capacity, view.usage, view.priority,
+                      view.tags, view.keys, view.hits, view.demoted_out, view.dropped});
+  }
+  return states;
+}
+
+std::string RealClient::MetricsText() {
+  for (const TierView& view : GetTierViews()) {
+    const MetricLabels labels{{"tier", view.name}, {"id", view.id.ToString()}};
+    const auto set = [&](const char* name, const char* help, uint64_t value) {
+      metrics_.GetGauge(std::string("mooncake_p2p_tier_") + name, help, labels).Set(static_cast<double>(value));
+    };
+    set("capacity_bytes", "capacity of a tier", view.capacity);
+    set("used_bytes", "bytes used in a tier", view.usage);
+    set("key_count", "keys with a replica in a tier", view.keys);
+    set("hits_total", "reads served from a tier", view.hits);
+    set("offloaded_keys_total", "blocks moved to a lower tier", view.demoted_out);
+    set("evicted_keys_total", "blocks dropped", view.dropped);
+  }
+  return metrics_.Serialize();
+}
+
+Result<protocol::ListClientsReply> RealClient::ListClients() {
+  return link_->Call<protocol::ListClientsReply>(protocol::kListClients,
+                                                 protocol::ListClientsRequest{.include_suspect = true}, NewDeadline());
+}
+
+void RealClient::Close() {
+  if (closing_.exchange(true)) return;
+  http_.reset();
+  if (link_) link_->Stop();            // first of all nobody is sent here any more
+  if (announcer_) announcer_->Stop();  // whoever waits for it is released
+  if (server_) server_->Stop();
+  if (peers_) peers_->Close();
+  std::unique_lock wait_for_calls(closing_mutex_);
+  if (backend_) backend_->Stop();
+}
+
+}  // namespace mooncake
