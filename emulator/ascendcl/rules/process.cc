@@ -54,7 +54,8 @@ aclError SynchronizeDevice(Runtime& runtime, Deadline deadline) {
     aclError code = stream.Synchronize(deadline);
     if (code != ACL_SUCCESS) result = code;
   };
-  for (auto& [handle, context] : runtime.contexts.Select([&](const Context& c) { return c.device == current->device; })) {
+  for (auto& [handle, context] :
+       runtime.contexts.Select([&](const Context& c) { return c.device == current->device; })) {
     wait(*context->default_stream);
   }
   for (auto& [handle, stream] : runtime.streams.Select([&](const Stream& s) { return s.device == current->device; })) {
@@ -111,7 +112,9 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclFinalizeReference(uint64_t* count) {
   });
 }
 
-ACLEMU_ENTRY(const char*) aclemu_impl_aclGetRecentErrMsg(void) { return TakeMessage(); }
+ACLEMU_ENTRY(const char*) aclemu_impl_aclGetRecentErrMsg(void) {
+  return TakeMessage();
+}
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtGetVersion(int32_t* major, int32_t* minor, int32_t* patch) {
   return Call(Api::aclrtGetVersion, [&](Runtime&) {
