@@ -411,6 +411,7 @@ TEST_F(RpcTest, ClientReconnectsAfterTheServerRestartsOnTheSamePort) {
   ASSERT_TRUE(client->Call(kEcho, "", Soon()));
   const uint16_t port = server_->port();
   server_.reset();
+  while (client->connected()) std::this_thread::yield();
   const auto down = client->Connect(Soon());
   ASSERT_FALSE(down);
   EXPECT_EQ(down.error().code(), ErrorCode::RPC_FAIL);
