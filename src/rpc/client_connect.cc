@@ -93,6 +93,10 @@ void ClientCore::BecomeReady(const HelloMessage& welcome) {
   retry_at_ = {};
   channel_->SetLimits({options_.max_body_bytes, options_.max_payload_bytes});
   {
+    std::lock_guard lock(submit_mutex_);
+    ++connection_;
+  }
+  {
     std::lock_guard lock(identity_mutex_);
     peer_identity_ = IdentityOf(welcome);
   }
@@ -105,7 +109,7 @@ void ClientCore::BecomeReady(const HelloMessage& welcome) {
     if (call->second->connect_only) {
       FinishById(id, std::string());
     } else {
-      SendCall(id, *call->second);
+      SendCall(*call->second);
     }
   }
   // Runs inside the channel's reading turn, which flushes at its end.
