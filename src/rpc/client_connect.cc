@@ -71,7 +71,8 @@ void ClientCore::OnHandshakeFrame(const FrameHeader& header, const std::string& 
 
 Result<HelloMessage> ClientCore::JudgeWelcome(const FrameHeader& header, const std::string& body) const {
   if (header.kind == FrameKind::kRefuse) {
-    return std::unexpected(Status(static_cast<ErrorCode>(header.code), "refused by the peer: " + body));
+    const auto code = header.code == 0 ? ErrorCode::RPC_FAIL : static_cast<ErrorCode>(header.code);
+    return std::unexpected(Status(code, "refused by the peer: " + body));
   }
   if (header.kind != FrameKind::kWelcome) return Error(ErrorCode::RPC_FAIL, "the peer does not shake hands");
   HelloMessage welcome = MC_TRY(Decode<HelloMessage>(body));

@@ -77,7 +77,7 @@ void ServerSession::Refuse(const Status& why) {
   OutFrame refusal;
   refusal.header.kind = FrameKind::kRefuse;
   refusal.header.code = ToInt(why.code());
-  refusal.body = why.message();
+  refusal.body = why.message().substr(0, kMaxHelloBytes);
   channel_->Send(std::move(refusal));
   channel_->CloseWhenSent(why);
 }
