@@ -63,30 +63,39 @@ void PeerService::Serve(rpc::RpcServer& server) {
       ReplyAnnounced(std::move(held), rpc::Encode(reply));
     });
   });
-  ServeWindows(server, windows_, parts_.staging, parts_.executor);
+  ServeWindows(server, windows_, parts_.staging, parts_.threads);
   server.OnSessionClosed([this](rpc::SessionId session) {
-    windows_.CloseSession(session);
     std::unordered_map<uint64_t, PendingWrite> gone;
-    std::lock_guard lock(mutex_);
-    if (const auto writes = writes_.find(session); writes != writes_.end()) {
-      gone = std::move(writes->second);
-      writes_.erase(writes);
+    {
+      std::lock_guard lock(mutex_);
+      if (const auto writes = writes_.find(session); writes != writes_.end()) {
+        gone = std::move(writes->second);
+        writes_.erase(writes);
+      }
     }
+    // Last: a window that OpenWrite opens from here on finds the session gone and is closed by it.
+    windows_.CloseSession(session);
   });
 }
 
-void PeerService::Offload(rpc::ServerCall call, std::move_only_function<void(rpc::ServerCall)> work) {
+void PeerService::OffloadTo(Executor& executor, rpc::ServerCall call, Work work) {
   auto shared = std::make_shared<rpc::ServerCall>(std::move(call));
   std::move_only_function<void()> task = [shared, work = std::move(work)]() mutable { work(std::move(*shared)); };
-  if (!parts_.executor.TrySubmit(task)) {
+  if (!executor.TrySubmit(task)) {
     FailCall(std::move(*shared), ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS, "too many requests are waiting here");
   }
 }
 
 void PeerService::ReplyAnnounced(rpc::ServerCall call, std::string body) {
   auto shared = std::make_shared<rpc::ServerCall>(std::move(call));
-  parts_.announcer.WhenDelivered(
-      [shared, body = std::move(body)]() mutable { std::move(*shared).Reply(std::move(body)); });
+  parts_.announcer.WhenDelivered([shared, body = std::move(body)](bool delivered) mutable {
+    // The caller would take success as "everybody can see it now".
+    if (!delivered) {
+      return FailCall(std::move(*shared), ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS,
+                      "done here, but there is no master to be told");
+    }
+    std::move(*shared).Reply(std::move(body));
+  });
 }
 
 // --- reads ---
@@ -123,20 +132,21 @@ void PeerService::Get(rpc::ServerCall call, protocol::GetRequest request) {
     for (const auto& handle : found->handles) payload.push_back(std::get<HostRange>(AsMemoryRange(handle->data)));
     return std::move(call).Reply(std::move(body), std::move(payload), found);
   }
-  Offload(std::move(call), [this, found, total, body = std::move(body)](rpc::ServerCall held) mutable {
-    auto slot = parts_.staging.Acquire(held.deadline());
-    if (!slot) return std::move(held).Fail(slot.error());
-    const HostRange bytes = (*slot)->bytes().first(total);
-    size_t offset = 0;
-    for (const auto& handle : found->handles) {
-      const size_t size = handle->data.size();
-      if (auto copied = CopyToHost(bytes.subspan(offset, size), AsMemoryRange(handle->data)); !copied) {
-        return std::move(held).Fail(copied.error());
-      }
-      offset += size;
-    }
-    std::move(held).Reply(std::move(body), {bytes}, *slot);
-  });
+  OffloadTo(parts_.threads.stagers, std::move(call),
+            [this, found, total, body = std::move(body)](rpc::ServerCall held) mutable {
+              auto slot = parts_.staging.Acquire(held.deadline());
+              if (!slot) return std::move(held).Fail(slot.error());
+              const HostRange bytes = (*slot)->bytes().first(total);
+              size_t offset = 0;
+              for (const auto& handle : found->handles) {
+                const size_t size = handle->data.size();
+                if (auto copied = CopyToHost(bytes.subspan(offset, size), AsMemoryRange(handle->data)); !copied) {
+                  return std::move(held).Fail(copied.error());
+                }
+                offset += size;
+              }
+              std::move(held).Reply(std::move(body), {bytes}, *slot);
+            });
 }
 
 void PeerService::OpenRead(rpc::ServerCall call, const protocol::OpenReadRequest& request) {
@@ -181,10 +191,10 @@ void PeerService::Put(rpc::ServerCall call, protocol::PutRequest request) {
   }
   auto incoming = std::make_shared<Incoming>();
   incoming->request = std::move(request);
-  Offload(std::move(call), [this, incoming](rpc::ServerCall held) { ReceivePut(std::move(held), incoming); });
+  Offload(std::move(call), [this, incoming](rpc::ServerCall held) { PreparePut(std::move(held), incoming); });
 }
 
-void PeerService::ReceivePut(rpc::ServerCall call, std::shared_ptr<Incoming> incoming) {
+void PeerService::PreparePut(rpc::ServerCall call, const std::shared_ptr<Incoming>& incoming) {
   const auto& [keys, sizes] = std::tie(incoming->request.keys, incoming->request.sizes);
   incoming->reply.codes.assign(keys.size(), 0);
   incoming->handles.resize(keys.size());
@@ -205,12 +215,18 @@ void PeerService::ReceivePut(rpc::ServerCall call, std::shared_ptr<Incoming> inc
     if (!IsHost(AsMemoryRange((*handle)->data))) staged_bytes += sizes[i];
     incoming->handles[i] = std::move(*handle);
   }
-  if (staged_bytes > 0) {
-    auto slot = parts_.staging.Acquire(call.deadline());
-    if (!slot) return std::move(call).Fail(slot.error());
-    incoming->slot = std::move(*slot);
-  }
   incoming->discarded.resize(largest_discarded);
+  if (staged_bytes == 0) return ReceivePut(std::move(call), incoming);
+  OffloadTo(parts_.threads.stagers, std::move(call), [this, incoming](rpc::ServerCall held) {
+    auto slot = parts_.staging.Acquire(held.deadline());
+    if (!slot) return std::move(held).Fail(slot.error());
+    incoming->slot = std::move(*slot);
+    ReceivePut(std::move(held), incoming);
+  });
+}
+
+void PeerService::ReceivePut(rpc::ServerCall call, const std::shared_ptr<Incoming>& incoming) {
+  const auto& [keys, sizes] = std::tie(incoming->request.keys, incoming->request.sizes);
   size_t slot_used = 0;
   for (size_t i = 0; i < keys.size(); ++i) {
     if (sizes[i] == 0) continue;
@@ -291,7 +307,13 @@ void PeerService::CommitWrite(rpc::ServerCall call, protocol::WindowRequest requ
     return FailCall(std::move(call), ErrorCode::INVALID_WRITE,
                     fmt::format("no write window {} is open", request.window));
   }
-  windows_.Close(call.session(), request.window);  // from here on nobody writes there
+  windows_.Close(call.session(), request.window);  // from here on nobody begins to write there
+  // A peer that did not wait for the answers to its writes: they may still change the block.
+  if (write.handle.use_count() > 1) {
+    return FailCall(std::move(call), ErrorCode::INVALID_WRITE,
+                    fmt::format("commit of window {} while writes to it are under way", request.window));
+  }
+  AllocationHandle(write.handle).reset();  // after those that held it, in memory order too
   const auto committed = parts_.backend.Commit(write.key, std::move(write.handle), {.only_if_absent = true});
   if (!committed && committed.error().code() != ErrorCode::OBJECT_ALREADY_EXISTS)
     return std::move(call).Fail(committed.error());

@@ -13,18 +13,19 @@
 #include "protocol/peer_messages.h"
 #include "rpc/rpc_server.h"
 #include "tiered_cache/tiered_backend.h"
+#include "transfer_engine/transport/rpc_transport.h"
 #include "transfer_engine/window_table.h"
 
 namespace mooncake {
 
-// Handlers run on I/O threads; whatever may touch a device or evict runs on the executor. A put is answered when its
-// keys are announced. Any thread.
+// Handlers run on I/O threads; whatever may touch a device or evict runs on the other threads. A put is answered when
+// its keys are announced. Any thread.
 class PeerService {
  public:
   struct Parts {  // all outlive the service
     TieredBackend& backend;
     Announcer& announcer;
-    Executor& executor;
+    ServingThreads threads;
     StagingPool& staging;
     MetricRegistry& metrics;
   };
@@ -42,7 +43,8 @@ class PeerService {
 
   void Get(rpc::ServerCall call, protocol::GetRequest request);
   void Put(rpc::ServerCall call, protocol::PutRequest request);
-  void ReceivePut(rpc::ServerCall call, std::shared_ptr<Incoming> incoming);
+  void PreparePut(rpc::ServerCall call, const std::shared_ptr<Incoming>& incoming);
+  void ReceivePut(rpc::ServerCall call, const std::shared_ptr<Incoming>& incoming);
   void FinishPut(rpc::ServerCall call, const std::shared_ptr<Incoming>& incoming);
   void OpenRead(rpc::ServerCall call, const protocol::OpenReadRequest& request);
   void OpenWrite(rpc::ServerCall call, const protocol::OpenWriteRequest& request);
@@ -50,8 +52,12 @@ class PeerService {
   void CloseWindow(rpc::SessionId session, uint64_t window);
   void Remove(rpc::ServerCall call, const protocol::KeysRequest& request);
   void ReplyAnnounced(rpc::ServerCall call, std::string body);
+  using Work = std::move_only_function<void(rpc::ServerCall)>;
   // Runs `work` on the executor; a full queue fails the call.
-  void Offload(rpc::ServerCall call, std::move_only_function<void(rpc::ServerCall)> work);
+  static void OffloadTo(Executor& executor, rpc::ServerCall call, Work work);
+  void Offload(rpc::ServerCall call, Work work) {
+    OffloadTo(parts_.threads.executor, std::move(call), std::move(work));
+  }
 
   const Parts parts_;
   WindowTable windows_;
