@@ -82,8 +82,9 @@ Result<void> RealClient::Start() {
     backend.on_change = [this](std::string_view key) { announcer_->Mark(key); };
     backend_ = MC_TRY(TieredBackend::Open(std::move(tiers_), std::move(backend)));
     executor_ = std::make_unique<Executor>("mc-worker", options_.worker_threads, kExecutorQueue);
+    stagers_ = std::make_unique<Executor>("mc-stager", options_.worker_threads, kExecutorQueue);
     service_ = std::make_unique<PeerService>(
-        PeerService::Parts{*backend_, *announcer_, *executor_, serving_staging_, metrics_});
+        PeerService::Parts{*backend_, *announcer_, {*executor_, *stagers_}, serving_staging_, metrics_});
   }
   MC_TRY(Listen(address.bind, local.port != 0 ? local.port : options_.rpc_port));
   advertised_ = Endpoint{address.advertise, server_->port()}.ToString();
@@ -113,7 +114,10 @@ Result<void> RealClient::Listen(const std::string& bind_host, uint16_t port) {
   rpc::Identity self{.role = protocol::kRoleClient, .node = id_, .software_version = kSoftwareVersion};
   const bool any = port == 0;
   for (uint16_t candidate = any ? kFirstPort : port;; ++candidate) {
-    auto server = rpc::RpcServer::Listen(*io_, {.listen = {bind_host, candidate}, .self = self});
+    // A peer that has stopped in the middle of something may hold staging slots: it goes before others give up.
+    rpc::ServerOptions server_options{.listen = {bind_host, candidate}, .self = self};
+    server_options.stall_timeout = std::max<Duration>(options_.call_timeout / 4, std::chrono::seconds(1));
+    auto server = rpc::RpcServer::Listen(*io_, std::move(server_options));
     if (server) {
       server_ = std::move(*server);
       break;
@@ -143,7 +147,9 @@ void RealClient::AnnounceAll() {
   if (announcer_ == nullptr) return link_->SetSynced();
   announcer_->Resume();
   backend_->ForEachKey([this](const std::string& key) { announcer_->Mark(key); });
-  announcer_->WhenDelivered([this] { link_->SetSynced(); });
+  announcer_->WhenDelivered([this](bool delivered) {
+    if (delivered) link_->SetSynced();
+  });
 }
 
 std::vector<TierView> RealClient::GetTierViews() const {
