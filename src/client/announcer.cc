@@ -1,6 +1,7 @@
 // Batching and delivery of key states.
 #include "client/announcer.h"
 
+#include <algorithm>
 #include <future>
 #include <utility>
 
@@ -14,8 +15,8 @@ Announcer::~Announcer() {
   Stop();
 }
 
-void Announcer::RunAll(std::vector<Completion>& completions) {
-  for (auto& done : completions) done();
+void Announcer::RunAll(std::vector<Completion>& completions, bool delivered) {
+  for (auto& done : completions) done(delivered);
 }
 
 void Announcer::Mark(std::string_view key) {
@@ -23,26 +24,30 @@ void Announcer::Mark(std::string_view key) {
     std::lock_guard lock(mutex_);
     if (!running_) return;
     ++mark_count_;
-    marked_.emplace(key);
+    const auto [entry, fresh] = marked_.try_emplace(std::string(key), mark_count_);
+    if (!fresh) return;  // the sender is awake already
+    queue_.emplace_hint(queue_.end(), mark_count_, &entry->first);
   }
   wake_.notify_one();
 }
 
 void Announcer::WhenDelivered(Completion done) {
+  bool running = false;
   {
     std::lock_guard lock(mutex_);
-    if (running_ && delivered_count_ < mark_count_) {
+    running = running_;
+    if (running && delivered_count_ < mark_count_) {
       waiters_.emplace(mark_count_, std::move(done));
       return;
     }
   }
-  done();
+  done(running);
 }
 
 bool Announcer::WaitDelivered(Deadline deadline) {
   auto delivered = std::make_shared<std::promise<void>>();
   auto future = delivered->get_future();
-  WhenDelivered([delivered] { delivered->set_value(); });
+  WhenDelivered([delivered](bool) { delivered->set_value(); });
   return future.wait_until(deadline.time()) == std::future_status::ready;
 }
 
@@ -53,6 +58,8 @@ void Announcer::Resume() {
 
 void Announcer::PauseLocked(std::vector<Completion>& released) {
   running_ = false;
+  ++epoch_;
+  queue_.clear();
   marked_.clear();
   delivered_count_ = mark_count_;
   for (auto& [count, done] : waiters_) released.push_back(std::move(done));
@@ -65,7 +72,7 @@ void Announcer::Pause() {
     std::lock_guard lock(mutex_);
     PauseLocked(released);
   }
-  RunAll(released);
+  RunAll(released, /*delivered=*/false);
 }
 
 void Announcer::Stop() {
@@ -76,52 +83,67 @@ void Announcer::Stop() {
     PauseLocked(released);
   }
   wake_.notify_all();
-  RunAll(released);
+  RunAll(released, /*delivered=*/false);
   if (thread_.joinable()) thread_.join();
+}
+
+Announcer::Batch Announcer::TakeBatchLocked() {
+  Batch batch{.epoch = epoch_};
+  while (!queue_.empty() && batch.keys.size() < max_batch_) {
+    const auto front = queue_.begin();
+    auto node = marked_.extract(*front->second);
+    queue_.erase(front);
+    batch.keys.push_back(std::move(node.key()));
+  }
+  batch.covers = queue_.empty() ? mark_count_ : queue_.begin()->first - 1;
+  return batch;
 }
 
 void Announcer::Run() {
   for (;;) {
-    std::vector<std::string> keys;
-    uint64_t covers = 0;
+    Batch batch;
     {
       std::unique_lock lock(mutex_);
-      wake_.wait(lock, [this] { return stopping_ || !marked_.empty(); });
+      wake_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
       if (stopping_) return;
-      while (!marked_.empty() && keys.size() < max_batch_) {
-        keys.push_back(std::move(marked_.extract(marked_.begin()).value()));
-      }
-      // Only an emptied set says that everything marked so far is on its way.
-      covers = marked_.empty() ? mark_count_ : 0;
+      batch = TakeBatchLocked();
     }
-    Deliver(std::move(keys));
+    if (!Deliver(batch)) continue;
     std::vector<Completion> released;
     {
       std::lock_guard lock(mutex_);
-      if (covers > delivered_count_) delivered_count_ = covers;
+      if (batch.epoch != epoch_) continue;
+      delivered_count_ = std::max(delivered_count_, batch.covers);
       const auto end = waiters_.upper_bound(delivered_count_);
       for (auto it = waiters_.begin(); it != end; ++it) released.push_back(std::move(it->second));
       waiters_.erase(waiters_.begin(), end);
     }
-    RunAll(released);
+    RunAll(released, /*delivered=*/true);
   }
 }
 
-void Announcer::Deliver(std::vector<std::string> keys) {
+bool Announcer::Deliver(const Batch& batch) {
   std::vector<protocol::KeyState> states;
-  states.reserve(keys.size());
-  for (const std::string& key : keys) {
+  states.reserve(batch.keys.size());
+  for (const std::string& key : batch.keys) {
     states.push_back(hooks_.state_of(key).value_or(protocol::KeyState{.key = KeyDigest::Of(key)}));
   }
   const auto reply = hooks_.send(std::move(states));
   if (!reply) {
-    Pause();
-    hooks_.on_failed(reply.error());
-    return;
+    std::vector<Completion> released;
+    {
+      std::lock_guard lock(mutex_);
+      if (batch.epoch != epoch_) return false;  // of a connection that was given up meanwhile
+      PauseLocked(released);
+    }
+    hooks_.on_failed(reply.error());  // first: whoever is released finds the master lost
+    RunAll(released, /*delivered=*/false);
+    return false;
   }
   for (const uint32_t position : reply->rejected) {
-    if (position < keys.size()) hooks_.on_rejected(keys[position]);
+    if (position < batch.keys.size()) hooks_.on_rejected(batch.keys[position]);
   }
+  return true;
 }
 
 }  // namespace mooncake

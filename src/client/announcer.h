@@ -10,7 +10,7 @@
 #include <string>
 #include <string_view>
 #include <thread>
-#include <unordered_set>
+#include <unordered_map>
 #include <vector>
 
 #include "common/clock.h"
@@ -33,7 +33,8 @@ class Announcer {
     // A batch could not be delivered; the announcer has paused itself.
     std::function<void(const Status& status)> on_failed;
   };
-  using Completion = std::move_only_function<void()>;
+  // `delivered` is false when announcing paused or stopped instead: nobody was told.
+  using Completion = std::move_only_function<void(bool delivered)>;
 
   Announcer(Hooks hooks, size_t max_batch);
   ~Announcer();
@@ -41,9 +42,10 @@ class Announcer {
   // This key changed. Cheap; forgotten while paused, since a resume announces everything.
   void Mark(std::string_view key);
   // Runs `done` once every mark made before this call has been delivered, or announcing has paused (nobody to tell): on
-  // the announcer's thread, or at once on this one when there is nothing to wait for.
+  // the announcer's thread or that of Pause and Stop, or at once on this one when there is nothing to wait for. Marks
+  // made later, however many, do not delay it.
   void WhenDelivered(Completion done);
-  // Same, blocking; false when the deadline came first.
+  // Same, blocking; false when the deadline came first, true also when announcing paused.
   bool WaitDelivered(Deadline deadline);
 
   // Starts paused. Resume: from now on marks count again; the caller marks all its keys.
@@ -52,10 +54,17 @@ class Announcer {
   void Stop();  // idempotent; releases all waiters
 
  private:
+  struct Batch {
+    std::vector<std::string> keys;
+    uint64_t covers = 0;  // marks up to this one are delivered with it
+    uint64_t epoch = 0;
+  };
   void Run();
-  void Deliver(std::vector<std::string> keys);
+  Batch TakeBatchLocked();
+  // True when the master has it.
+  bool Deliver(const Batch& batch);
   void PauseLocked(std::vector<Completion>& released);
-  static void RunAll(std::vector<Completion>& completions);
+  static void RunAll(std::vector<Completion>& completions, bool delivered);
 
   const Hooks hooks_;
   const size_t max_batch_;
@@ -63,10 +72,14 @@ class Announcer {
   std::condition_variable wake_;
   bool running_ = false;
   bool stopping_ = false;
-  std::unordered_set<std::string> marked_;
-  uint64_t mark_count_ = 0;                      // marks so far
-  uint64_t delivered_count_ = 0;                 // all marks up to this one are delivered
-  std::multimap<uint64_t, Completion> waiters_;  // by the mark count they wait for
+  uint64_t epoch_ = 0;  // pauses so far: what a batch of an earlier one brings says nothing about now
+  // Marked keys in the order of their first mark. A key marked again while it waits keeps its place: its state is read
+  // when its turn comes, which is later than both marks.
+  std::unordered_map<std::string, uint64_t> marked_;  // to its place in the queue
+  std::map<uint64_t, const std::string*> queue_;      // by mark number; the text is marked_'s
+  uint64_t mark_count_ = 0;                           // marks so far
+  uint64_t delivered_count_ = 0;                      // all marks up to this one are delivered
+  std::multimap<uint64_t, Completion> waiters_;       // by the mark count they wait for
   std::thread thread_;
 };
 

@@ -67,6 +67,7 @@ void MasterLink::Stop() {
     stopping_ = true;
   }
   wake_.notify_all();
+  heartbeats_->Close();
   if (thread_.joinable()) thread_.join();
   if (health() != ClientHealth::DEGRADED) {
     const auto left =
@@ -76,11 +77,10 @@ void MasterLink::Stop() {
   }
   health_.store(ClientHealth::DEGRADED);
   calls_->Close();
-  heartbeats_->Close();
 }
 
 Result<void> MasterLink::Register() {
-  const protocol::RegisterRequest request{options_.self.node, options_.advertised, hooks_.tiers()};
+  const protocol::RegisterRequest request{options_.self.node, ++sequence_, options_.advertised, hooks_.tiers()};
   const auto reply =
       calls_->Call<protocol::RegisterReply>(protocol::kRegister, request, Deadline::After(options_.attempt_timeout));
   if (!reply) {
@@ -101,16 +101,34 @@ void MasterLink::SetSynced() {
 }
 
 void MasterLink::ReportLost(const Status& status) {
-  const bool was_up = health_.exchange(ClientHealth::DEGRADED) != ClientHealth::DEGRADED;
   {
     std::lock_guard lock(mutex_);
     last_error_ = status.message();
-    beat_now_ = was_up;
+    if (health_.exchange(ClientHealth::DEGRADED) == ClientHealth::DEGRADED) return;
+    beat_now_ = tell_lost_ = true;
   }
-  if (!was_up) return;
-  log::Warn("lost master {}: {}; serving locally and trying again", options_.master.ToString(), status.ToString());
-  hooks_.on_lost();
   wake_.notify_all();
+  log::Warn("lost master {}: {}; serving locally and trying again", options_.master.ToString(), status.ToString());
+}
+
+void MasterLink::ReportDoubt() {
+  {
+    std::lock_guard lock(mutex_);
+    beat_now_ = true;
+  }
+  wake_.notify_all();
+}
+
+bool MasterLink::TellLost() {
+  bool lost = false;
+  bool degraded = false;
+  {
+    std::lock_guard lock(mutex_);
+    lost = std::exchange(tell_lost_, false);
+    degraded = health() == ClientHealth::DEGRADED;
+  }
+  if (lost) hooks_.on_lost();
+  return degraded;
 }
 
 Result<protocol::AnnounceReply> MasterLink::Announce(std::vector<protocol::KeyState> keys, Deadline deadline) {
@@ -131,16 +149,20 @@ void MasterLink::HeartbeatLoop() {
 }
 
 void MasterLink::Beat() {
-  if (health() == ClientHealth::DEGRADED) {
+  if (TellLost()) {
     if (Register()) log::Info("registered with master {}", options_.master.ToString());
     return;
   }
   const protocol::HeartbeatRequest request{options_.self.node, hooks_.tiers()};
   const auto reply = heartbeats_->Call<protocol::HeartbeatReply>(protocol::kHeartbeat, request,
                                                                  Deadline::After(options_.attempt_timeout));
-  if (!reply) return ReportLost(reply.error());
-  if (!reply->known)
+  if (!reply) {
+    if (reply.error().code() == ErrorCode::SHUTTING_DOWN) return;
+    ReportLost(reply.error());
+  } else if (!reply->known) {
     ReportLost(Status(ErrorCode::CLIENT_NOT_FOUND, "the master does not know this client (restarted?)"));
+  }
+  (void)TellLost();
 }
 
 }  // namespace mooncake

@@ -32,7 +32,9 @@ class MasterLink {
   };
   struct Hooks {
     std::function<std::vector<protocol::TierState>()> tiers;
-    std::function<void()> on_registered;  // on the heartbeat thread, or in Start
+    // Both on one thread (the heartbeat thread; before Start returns, the caller's), so that they alternate: what a
+    // loss stops can never be stopped after the registration that follows it.
+    std::function<void()> on_registered;
     std::function<void()> on_lost;
   };
 
@@ -48,15 +50,18 @@ class MasterLink {
   ClientHealth health() const { return health_.load(); }
   // SYNCING becomes FULL.
   void SetSynced();
-  // The master did not answer somebody's call, or does not know us: degrade and try to register at once.
+  // The master does not know us, or has not got what we told it: degrade and register at once.
   void ReportLost(const Status& status);
+  // The master did not answer somebody's call. The call's deadline may have been short, so a heartbeat decides, at
+  // once.
+  void ReportDoubt();
 
   // Any call to the master. Fails with RPC_FAIL at once while degraded.
   template <typename Reply, typename Request>
   Result<Reply> Call(uint16_t method, const Request& request, Deadline deadline) {
     if (health() == ClientHealth::DEGRADED) return Unreachable();
     auto reply = calls_->Call<Reply>(method, request, deadline);
-    if (!reply && reply.error().code() == ErrorCode::RPC_FAIL) ReportLost(reply.error());
+    if (!reply && reply.error().code() == ErrorCode::RPC_FAIL) ReportDoubt();
     return reply;
   }
   Result<protocol::AnnounceReply> Announce(std::vector<protocol::KeyState> keys, Deadline deadline);
@@ -66,6 +71,8 @@ class MasterLink {
   Result<void> Register();
   void HeartbeatLoop();
   void Beat();
+  // Runs on_lost if it is due. True while degraded; a loss that comes later is for the next call.
+  bool TellLost();
 
   const Options options_;
   const Hooks hooks_;
@@ -78,6 +85,7 @@ class MasterLink {
   std::condition_variable wake_;
   std::string last_error_ = "not registered yet";
   bool beat_now_ = false;
+  bool tell_lost_ = false;  // on_lost is due
   bool stopping_ = false;
   std::thread thread_;
 };

@@ -9,6 +9,7 @@ Result<std::shared_ptr<rpc::RpcClient>> PeerPool::To(const protocol::ClientAddre
   const Endpoint endpoint = MC_TRY(Endpoint::Parse(peer.endpoint));
   std::shared_ptr<rpc::RpcClient> outdated;  // closed after the lock is gone
   std::lock_guard lock(mutex_);
+  if (closed_) return Error(ErrorCode::SHUTTING_DOWN, "the store is closed");
   Peer& slot = peers_[peer.endpoint];
   if (slot.connection == nullptr || slot.id != peer.id) {
     outdated = std::move(slot.connection);
@@ -26,6 +27,7 @@ void PeerPool::Close() {
   std::unordered_map<std::string, Peer> peers;
   {
     std::lock_guard lock(mutex_);
+    closed_ = true;
     peers.swap(peers_);
   }
   for (auto& [endpoint, peer] : peers) peer.connection->Close();

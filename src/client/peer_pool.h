@@ -18,7 +18,7 @@ class PeerPool {
   ~PeerPool() { Close(); }
 
   // The connection to this client, which may not be up yet. INVALID_PARAMS for an endpoint that is none. A client that
-  // came back under the same endpoint has another id, and gets another connection.
+  // came back under the same endpoint has another id, and gets another connection. SHUTTING_DOWN after Close.
   Result<std::shared_ptr<rpc::RpcClient>> To(const protocol::ClientAddress& peer);
   void Close();
 
@@ -30,6 +30,7 @@ class PeerPool {
   rpc::IoPool& io_;
   const rpc::Identity self_;
   std::mutex mutex_;
+  bool closed_ = false;
   std::unordered_map<std::string, Peer> peers_;  // by endpoint
 };
 

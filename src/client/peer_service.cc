@@ -45,7 +45,7 @@ void PeerService::Serve(rpc::RpcServer& server) {
       std::lock_guard lock(mutex_);
       writes_.try_emplace(call.session());
     }
-    rpc::RunOn(parts_.threads.intake, std::move(call),
+    rpc::RunOn(parts_.threads.executor, std::move(call),
                [this, request = std::move(request)](rpc::ServerCall held) { OpenWrite(std::move(held), request); });
   });
   server.Handle<WindowRequest>(kPeerCommitWrite,
@@ -55,31 +55,40 @@ void PeerService::Serve(rpc::RpcServer& server) {
     std::move(call).Reply(rpc::Encode(Empty{}));
   });
   server.Handle<KeysRequest>(kPeerRemove, [this](rpc::ServerCall call, KeysRequest request) {
-    rpc::RunOn(parts_.threads.intake, std::move(call),
+    rpc::RunOn(parts_.threads.executor, std::move(call),
                [this, request = std::move(request)](rpc::ServerCall held) { Remove(std::move(held), request); });
   });
   server.Handle<Empty>(kPeerRemoveAll, [this](rpc::ServerCall call, Empty) {
-    rpc::RunOn(parts_.threads.intake, std::move(call), [this](rpc::ServerCall held) {
+    rpc::RunOn(parts_.threads.executor, std::move(call), [this](rpc::ServerCall held) {
       const CountReply reply{parts_.backend.RemoveAll()};
       ReplyAnnounced(std::move(held), rpc::Encode(reply));
     });
   });
-  ServeWindows(server, windows_, parts_.threads);
+  ServeWindows(server, windows_, parts_.staging, parts_.threads);
   server.OnSessionClosed([this](rpc::SessionId session) {
-    windows_.CloseSession(session);
     std::unordered_map<uint64_t, PendingWrite> gone;
-    std::lock_guard lock(mutex_);
-    if (const auto writes = writes_.find(session); writes != writes_.end()) {
-      gone = std::move(writes->second);
-      writes_.erase(writes);
+    {
+      std::lock_guard lock(mutex_);
+      if (const auto writes = writes_.find(session); writes != writes_.end()) {
+        gone = std::move(writes->second);
+        writes_.erase(writes);
+      }
     }
+    // Last: a window that OpenWrite opens from here on finds the session gone and is closed by it.
+    windows_.CloseSession(session);
   });
 }
 
 void PeerService::ReplyAnnounced(rpc::ServerCall call, std::string body) {
   auto shared = std::make_shared<rpc::ServerCall>(std::move(call));
-  parts_.announcer.WhenDelivered(
-      [shared, body = std::move(body)]() mutable { std::move(*shared).Reply(std::move(body)); });
+  parts_.announcer.WhenDelivered([shared, body = std::move(body)](bool delivered) mutable {
+    // The caller would take success as "everybody can see it now".
+    if (!delivered) {
+      return FailCall(std::move(*shared), ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS,
+                      "done here, but there is no master to be told");
+    }
+    std::move(*shared).Reply(std::move(body));
+  });
 }
 
 // --- reads ---
@@ -116,9 +125,9 @@ void PeerService::Get(rpc::ServerCall call, protocol::GetRequest request) {
     for (const auto& handle : found->handles) payload.push_back(std::get<HostRange>(AsMemoryRange(handle->data)));
     return std::move(call).Reply(std::move(body), std::move(payload), found);
   }
-  rpc::RunOn(parts_.threads.intake, std::move(call),
+  rpc::RunOn(parts_.threads.stagers, std::move(call),
              [this, found, total, body = std::move(body)](rpc::ServerCall held) mutable {
-               auto slot = parts_.threads.staging.Acquire(held.deadline());
+               auto slot = parts_.staging.Acquire(held.deadline());
                if (!slot) return std::move(held).Fail(slot.error());
                const HostRange bytes = (*slot)->bytes().first(total);
                size_t offset = 0;
@@ -175,11 +184,11 @@ void PeerService::Put(rpc::ServerCall call, protocol::PutRequest request) {
   }
   auto incoming = std::make_shared<Incoming>();
   incoming->request = std::move(request);
-  rpc::RunOn(parts_.threads.intake, std::move(call),
-             [this, incoming](rpc::ServerCall held) { ReceivePut(std::move(held), incoming); });
+  rpc::RunOn(parts_.threads.executor, std::move(call),
+             [this, incoming](rpc::ServerCall held) { PreparePut(std::move(held), incoming); });
 }
 
-void PeerService::ReceivePut(rpc::ServerCall call, std::shared_ptr<Incoming> incoming) {
+void PeerService::PreparePut(rpc::ServerCall call, const std::shared_ptr<Incoming>& incoming) {
   const auto& [keys, sizes] = std::tie(incoming->request.keys, incoming->request.sizes);
   incoming->reply.codes.assign(keys.size(), 0);
   incoming->handles.resize(keys.size());
@@ -200,12 +209,18 @@ void PeerService::ReceivePut(rpc::ServerCall call, std::shared_ptr<Incoming> inc
     if (!IsHost(AsMemoryRange((*handle)->data))) staged_bytes += sizes[i];
     incoming->handles[i] = std::move(*handle);
   }
-  if (staged_bytes > 0) {
-    auto slot = parts_.threads.staging.Acquire(call.deadline());
-    if (!slot) return std::move(call).Fail(slot.error());
-    incoming->slot = std::move(*slot);
-  }
   incoming->discarded.resize(largest_discarded);
+  if (staged_bytes == 0) return ReceivePut(std::move(call), incoming);
+  rpc::RunOn(parts_.threads.stagers, std::move(call), [this, incoming](rpc::ServerCall held) {
+    auto slot = parts_.staging.Acquire(held.deadline());
+    if (!slot) return std::move(held).Fail(slot.error());
+    incoming->slot = std::move(*slot);
+    ReceivePut(std::move(held), incoming);
+  });
+}
+
+void PeerService::ReceivePut(rpc::ServerCall call, const std::shared_ptr<Incoming>& incoming) {
+  const auto& [keys, sizes] = std::tie(incoming->request.keys, incoming->request.sizes);
   size_t slot_used = 0;
   for (size_t i = 0; i < keys.size(); ++i) {
     if (sizes[i] == 0) continue;
@@ -224,7 +239,7 @@ void PeerService::ReceivePut(rpc::ServerCall call, std::shared_ptr<Incoming> inc
     }
   }
   const auto finish = [this, incoming](rpc::ServerCall done) {
-    rpc::RunOn(parts_.threads.finish, std::move(done),
+    rpc::RunOn(parts_.threads.executor, std::move(done),
                [this, incoming](rpc::ServerCall held) { FinishPut(std::move(held), incoming); });
   };
   if (call.payload_bytes() == 0) return finish(std::move(call));
@@ -287,7 +302,13 @@ void PeerService::CommitWrite(rpc::ServerCall call, protocol::WindowRequest requ
     return FailCall(std::move(call), ErrorCode::INVALID_WRITE,
                     fmt::format("no write window {} is open", request.window));
   }
-  windows_.Close(call.session(), request.window);  // from here on nobody writes there
+  windows_.Close(call.session(), request.window);  // from here on nobody begins to write there
+  // A peer that did not wait for the answers to its writes: they may still change the block.
+  if (write.handle.use_count() > 1) {
+    return FailCall(std::move(call), ErrorCode::INVALID_WRITE,
+                    fmt::format("commit of window {} while writes to it are under way", request.window));
+  }
+  AllocationHandle(write.handle).reset();  // after those that held it, in memory order too
   const auto committed = parts_.backend.Commit(write.key, std::move(write.handle), {.only_if_absent = true});
   if (!committed && committed.error().code() != ErrorCode::OBJECT_ALREADY_EXISTS)
     return std::move(call).Fail(committed.error());

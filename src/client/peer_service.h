@@ -18,14 +18,15 @@
 
 namespace mooncake {
 
-// Handlers run on I/O threads; whatever may touch a device or evict runs on the executors. A put is answered when its
-// keys are announced. Any thread.
+// Handlers run on I/O threads; whatever may touch a device or evict runs on the other threads. A put is answered when
+// its keys are announced. Any thread.
 class PeerService {
  public:
   struct Parts {  // all outlive the service
     TieredBackend& backend;
     Announcer& announcer;
     ServingThreads threads;
+    StagingPool& staging;
     MetricRegistry& metrics;
   };
 
@@ -42,7 +43,8 @@ class PeerService {
 
   void Get(rpc::ServerCall call, protocol::GetRequest request);
   void Put(rpc::ServerCall call, protocol::PutRequest request);
-  void ReceivePut(rpc::ServerCall call, std::shared_ptr<Incoming> incoming);
+  void PreparePut(rpc::ServerCall call, const std::shared_ptr<Incoming>& incoming);
+  void ReceivePut(rpc::ServerCall call, const std::shared_ptr<Incoming>& incoming);
   void FinishPut(rpc::ServerCall call, const std::shared_ptr<Incoming>& incoming);
   void OpenRead(rpc::ServerCall call, const protocol::OpenReadRequest& request);
   void OpenWrite(rpc::ServerCall call, const protocol::OpenWriteRequest& request);

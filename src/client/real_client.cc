@@ -81,10 +81,10 @@ Result<void> RealClient::Start() {
     TieredBackend::Options backend{.shard_count = options_.lock_shard_count, .on_change = {}};
     backend.on_change = [this](std::string_view key) { announcer_->Mark(key); };
     backend_ = MC_TRY(TieredBackend::Open(std::move(tiers_), std::move(backend)));
-    intake_ = std::make_unique<Executor>("mc-intake", options_.worker_threads, kExecutorQueue);
-    finish_ = std::make_unique<Executor>("mc-finish", (options_.worker_threads + 1) / 2, kExecutorQueue);
-    const ServingThreads threads{serving_staging_, *intake_, *finish_};
-    service_ = std::make_unique<PeerService>(PeerService::Parts{*backend_, *announcer_, threads, metrics_});
+    executor_ = std::make_unique<Executor>("mc-worker", options_.worker_threads, kExecutorQueue);
+    stagers_ = std::make_unique<Executor>("mc-stager", options_.worker_threads, kExecutorQueue);
+    service_ = std::make_unique<PeerService>(
+        PeerService::Parts{*backend_, *announcer_, {*executor_, *stagers_}, serving_staging_, metrics_});
   }
   MC_TRY(Listen(address.bind, local.port != 0 ? local.port : options_.rpc_port));
   advertised_ = Endpoint{address.advertise, server_->port()}.ToString();
@@ -114,7 +114,10 @@ Result<void> RealClient::Listen(const std::string& bind_host, uint16_t port) {
   rpc::Identity self{.role = protocol::kRoleClient, .node = id_, .software_version = kSoftwareVersion};
   const bool any = port == 0;
   for (uint16_t candidate = any ? kFirstPort : port;; ++candidate) {
-    auto server = rpc::RpcServer::Listen(*io_, {.listen = {bind_host, candidate}, .self = self});
+    // A peer that has stopped in the middle of something may hold staging slots: it goes before others give up.
+    rpc::ServerOptions server_options{.listen = {bind_host, candidate}, .self = self};
+    server_options.stall_timeout = std::max<Duration>(options_.call_timeout / 4, std::chrono::seconds(1));
+    auto server = rpc::RpcServer::Listen(*io_, std::move(server_options));
     if (server) {
       server_ = std::move(*server);
       break;
@@ -144,7 +147,9 @@ void RealClient::AnnounceAll() {
   if (announcer_ == nullptr) return link_->SetSynced();
   announcer_->Resume();
   backend_->ForEachKey([this](const std::string& key) { announcer_->Mark(key); });
-  announcer_->WhenDelivered([this] { link_->SetSynced(); });
+  announcer_->WhenDelivered([this](bool delivered) {
+    if (delivered) link_->SetSynced();
+  });
 }
 
 std::vector<TierView> RealClient::GetTierViews() const {
@@ -187,8 +192,6 @@ void RealClient::Close() {
   if (link_) link_->Stop();            // first of all nobody is sent here any more
   if (announcer_) announcer_->Stop();  // whoever waits for it is released
   if (server_) server_->Stop();
-  intake_.reset();  // runs what was handed over, while all it needs is still here
-  finish_.reset();
   if (peers_) peers_->Close();
   std::unique_lock wait_for_calls(closing_mutex_);
   if (backend_) backend_->Stop();

@@ -41,7 +41,7 @@ struct RealClientOptions {
   bool require_master = false;                       // fail Open when it was not reached
   size_t announce_batch_max = 2000;
   bool async_announce = false;  // put returns before other clients can see the key
-  size_t worker_threads = 4;    // device copies and eviction for peers
+  size_t worker_threads = 4;    // device copies and eviction for peers; as many more wait for staging slots
   size_t staging_slots = 8;     // of kTransferChunkBytes each, for serving and for own transfers
   bool enable_http = false;
   uint16_t http_port = 9003;
@@ -130,9 +130,10 @@ class RealClient {
   std::unique_ptr<PeerPool> peers_;
   std::unique_ptr<RpcTransport> transport_;
   std::unique_ptr<RemoteObjects> remote_;
-  std::unique_ptr<Executor> intake_;
-  std::unique_ptr<Executor> finish_;
   std::unique_ptr<PeerService> service_;
+  // What still waits in their queues needs the service; the stagers hand on to the executor.
+  std::unique_ptr<Executor> executor_;
+  std::unique_ptr<Executor> stagers_;
   std::unique_ptr<rpc::RpcServer> server_;
   std::unique_ptr<HttpServer> http_;
   Traffic local_get_{}, remote_get_{}, total_get_{}, local_put_{}, remote_put_{}, total_put_{};

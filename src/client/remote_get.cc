@@ -5,6 +5,7 @@
 
 #include "client/remote_call.h"
 #include "client/remote_objects.h"
+#include "client/side_by_side.h"
 #include "protocol/methods.h"
 #include "protocol/peer_messages.h"
 
@@ -116,31 +117,43 @@ class RemoteObjects::OwnerReader {
       large_.push_back(&read);
       return;
     }
-    if (group_ != nullptr &&
-        (group_->expected_bytes + expected_bytes > kInlineBytes || group_->reads.size() == kInlineKeys))
-      Submit();
-    if (group_ == nullptr) group_ = std::make_shared<GetGroup>();
-    group_->reads.push_back(&read);
-    group_->expected_bytes += expected_bytes;
+    if (unsent_.empty() || unsent_.back()->expected_bytes + expected_bytes > kInlineBytes ||
+        unsent_.back()->reads.size() == kInlineKeys)
+      unsent_.push_back(std::make_shared<GetGroup>());
+    unsent_.back()->reads.push_back(&read);
+    unsent_.back()->expected_bytes += expected_bytes;
+    needs_slots_ |= read.to_device;
   }
+
+  // Sends what needs no waiting.
+  void Start() {
+    while (!needs_slots_ && !unsent_.empty() && flying_.size() < kGroupsInFlight) SendNext();
+  }
+  bool has_more() const { return !unsent_.empty() || !large_.empty(); }
 
   // Sends what is left, waits for everything, fetches large objects.
   void Finish() {
-    Submit();
-    while (!flying_.empty()) SettleOne();
+    while (has_more_groups()) {
+      if (unsent_.empty() || flying_.size() == kGroupsInFlight) {
+        SettleOne();
+      } else {
+        SendNext();
+      }
+    }
     for (Read* read : large_) ReadLarge(*read);
   }
 
  private:
+  bool has_more_groups() const { return !unsent_.empty() || !flying_.empty(); }
+
   void Fail(Read& read, const Status& status) {
     read.result = Annotate(status, fmt::format("key '{}' from {}", read.key, owner_.endpoint));
     read.failed.insert(owner_.id);
   }
 
-  void Submit() {
-    if (group_ == nullptr) return;
-    const auto group = std::exchange(group_, nullptr);
-    if (flying_.size() == kGroupsInFlight) SettleOne();
+  void SendNext() {
+    const auto group = std::move(unsent_.front());
+    unsent_.pop_front();
     const bool to_device =
         std::any_of(group->reads.begin(), group->reads.end(), [](const Read* read) { return read->to_device; });
     if (to_device) {
@@ -222,8 +235,9 @@ class RemoteObjects::OwnerReader {
   const protocol::ClientAddress owner_;
   const Deadline deadline_;
   const Result<std::shared_ptr<rpc::RpcClient>> peer_;
-  std::shared_ptr<GetGroup> group_;  // being filled
+  std::deque<std::shared_ptr<GetGroup>> unsent_;  // the last one is being filled
   std::deque<std::shared_ptr<GetGroup>> flying_;
+  bool needs_slots_ = false;
   std::vector<Read*> large_;
 };
 
@@ -252,24 +266,12 @@ void RemoteObjects::GetRound(const ReadRefs& reads, Deadline deadline) {
       by_owner[route->client].emplace_back(reads[i], route->size);
     }
   }
-  // Owners are asked side by side. Those whose values pass through staging slots come one after the other: waiting for
-  // a slot while another owner's replies hold some could wait for ever.
-  const auto to_device = [](const auto& wanted) {
-    return std::any_of(wanted.begin(), wanted.end(), [](const auto& item) { return item.first->to_device; });
-  };
-  std::deque<OwnerReader> host_readers;
+  std::deque<OwnerReader> readers;
   for (const auto& [owner, wanted] : by_owner) {
-    if (to_device(wanted)) continue;
-    OwnerReader& reader = host_readers.emplace_back(parts_, lookup->clients[owner], deadline);
+    OwnerReader& reader = readers.emplace_back(parts_, lookup->clients[owner], deadline);
     for (const auto& [read, size] : wanted) reader.Add(*read, size);
   }
-  for (OwnerReader& reader : host_readers) reader.Finish();
-  for (const auto& [owner, wanted] : by_owner) {
-    if (!to_device(wanted)) continue;
-    OwnerReader reader(parts_, lookup->clients[owner], deadline);
-    for (const auto& [read, size] : wanted) reader.Add(*read, size);
-    reader.Finish();
-  }
+  FinishSideBySide(readers);
 }
 
 }  // namespace mooncake

@@ -12,6 +12,7 @@
 #include "client/master_link.h"
 #include "client/object_io.h"
 #include "client/peer_pool.h"
+#include "client/remote_call.h"
 #include "common/clock.h"
 #include "device/staging_pool.h"
 
@@ -71,6 +72,10 @@ class RemoteObjects {
   Result<protocol::LookupReply> Lookup(std::span<const KeyDigest> keys, Deadline deadline);
   void GetRound(const ReadRefs& reads, Deadline deadline);
   void PutRound(const WriteRefs& writes, std::vector<Uuid>& exclude, Deadline deadline);
+
+  // `reply` stays where it is until it has been waited for.
+  void CallPeer(const protocol::ClientAddress& client, uint16_t method, std::string body, Deadline deadline,
+                PendingReply& reply);
 
   const Parts parts_;
 };

@@ -5,6 +5,7 @@
 
 #include "client/remote_call.h"
 #include "client/remote_objects.h"
+#include "client/side_by_side.h"
 #include "protocol/methods.h"
 #include "protocol/peer_messages.h"
 
@@ -26,12 +27,8 @@ struct PutGroup : PendingReply {
 // Sends values to one owner, several requests at a time. A write that is left not done may be tried elsewhere.
 class RemoteObjects::OwnerWriter {
  public:
-  OwnerWriter(const Parts& parts, protocol::ClientAddress owner, std::vector<Uuid>& exclude, Deadline deadline)
-      : parts_(parts),
-        owner_(std::move(owner)),
-        exclude_(exclude),
-        deadline_(deadline),
-        peer_(parts.peers.To(owner_)) {}
+  OwnerWriter(const Parts& parts, protocol::ClientAddress owner, Deadline deadline)
+      : parts_(parts), owner_(std::move(owner)), deadline_(deadline), peer_(parts.peers.To(owner_)) {}
 
   void Add(Write& write) {
     if (!peer_) return Conclude(write, std::unexpected(peer_.error()));
@@ -40,17 +37,32 @@ class RemoteObjects::OwnerWriter {
       large_.push_back(&write);
       return;
     }
-    if (group_ != nullptr && (group_->bytes + size > kInlineBytes || group_->writes.size() == kInlineKeys)) Submit();
-    if (group_ == nullptr) group_ = std::make_shared<PutGroup>();
-    group_->writes.push_back(&write);
-    group_->bytes += size;
+    if (unsent_.empty() || unsent_.back()->bytes + size > kInlineBytes || unsent_.back()->writes.size() == kInlineKeys)
+      unsent_.push_back(std::make_shared<PutGroup>());
+    unsent_.back()->writes.push_back(&write);
+    unsent_.back()->bytes += size;
+    needs_slots_ |= !IsHost(write.value);
   }
 
+  // Sends what needs no waiting.
+  void Start() {
+    while (!needs_slots_ && !unsent_.empty() && flying_.size() < kGroupsInFlight) SendNext();
+  }
+  bool has_more() const { return !unsent_.empty() || !large_.empty(); }
+
   void Finish() {
-    Submit();
-    while (!flying_.empty()) SettleOne();
+    while (!unsent_.empty() || !flying_.empty()) {
+      if (unsent_.empty() || flying_.size() == kGroupsInFlight) {
+        SettleOne();
+      } else {
+        SendNext();
+      }
+    }
     for (Write* write : large_) Conclude(*write, WriteLarge(*write));
   }
+
+  // Set when somebody else should be tried: this owner, to be left out.
+  const std::optional<Uuid>& failed() const { return failed_; }
 
  private:
   void Conclude(Write& write, Result<void> result) {
@@ -61,7 +73,7 @@ class RemoteObjects::OwnerWriter {
       if (code == ErrorCode::RPC_FAIL || code == ErrorCode::ILLEGAL_CLIENT || code == ErrorCode::NO_AVAILABLE_HANDLE ||
           code == ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS || code == ErrorCode::SHUTTING_DOWN) {
         write.done = false;
-        if (std::find(exclude_.begin(), exclude_.end(), owner_.id) == exclude_.end()) exclude_.push_back(owner_.id);
+        failed_ = owner_.id;
       }
       result = Annotate(result.error(), fmt::format("key '{}' to {}", write.key, owner_.endpoint));
     }
@@ -95,10 +107,9 @@ class RemoteObjects::OwnerWriter {
     return payload;
   }
 
-  void Submit() {
-    if (group_ == nullptr) return;
-    const auto group = std::exchange(group_, nullptr);
-    if (flying_.size() == kGroupsInFlight) SettleOne();
+  void SendNext() {
+    const auto group = std::move(unsent_.front());
+    unsent_.pop_front();
     auto payload = Gather(*group);
     if (!payload) {
       for (Write* write : group->writes) Conclude(*write, std::unexpected(payload.error()));
@@ -154,11 +165,12 @@ class RemoteObjects::OwnerWriter {
 
   const Parts& parts_;
   const protocol::ClientAddress owner_;
-  std::vector<Uuid>& exclude_;
   const Deadline deadline_;
   const Result<std::shared_ptr<rpc::RpcClient>> peer_;
-  std::shared_ptr<PutGroup> group_;  // being filled
+  std::deque<std::shared_ptr<PutGroup>> unsent_;  // the last one is being filled
   std::deque<std::shared_ptr<PutGroup>> flying_;
+  bool needs_slots_ = false;
+  std::optional<Uuid> failed_;
   std::vector<Write*> large_;
 };
 
@@ -203,22 +215,14 @@ void RemoteObjects::PutRound(const WriteRefs& writes, std::vector<Uuid>& exclude
       by_owner[target].push_back(&write);
     }
   }
-  // As for reads: owners side by side, except where staging slots are needed.
-  const auto from_device = [](const WriteRefs& refs) {
-    return std::any_of(refs.begin(), refs.end(), [](const Write* write) { return !IsHost(write->value); });
-  };
-  std::deque<OwnerWriter> host_writers;
+  std::deque<OwnerWriter> writers;
   for (const auto& [target, refs] : by_owner) {
-    if (from_device(refs)) continue;
-    OwnerWriter& writer = host_writers.emplace_back(parts_, reply->clients[target], exclude, deadline);
+    OwnerWriter& writer = writers.emplace_back(parts_, reply->clients[target], deadline);
     for (Write* write : refs) writer.Add(*write);
   }
-  for (OwnerWriter& writer : host_writers) writer.Finish();
-  for (const auto& [target, refs] : by_owner) {
-    if (!from_device(refs)) continue;
-    OwnerWriter writer(parts_, reply->clients[target], exclude, deadline);
-    for (Write* write : refs) writer.Add(*write);
-    writer.Finish();
+  FinishSideBySide(writers);
+  for (const OwnerWriter& writer : writers) {
+    if (writer.failed()) exclude.push_back(*writer.failed());
   }
 }
 
@@ -267,12 +271,19 @@ std::vector<Result<void>> RemoteObjects::Remove(std::span<const std::string> key
       if (lookup->clients[route.client].id != parts_.self) by_owner[route.client].push_back(i);
     }
   }
+  std::deque<std::pair<const std::vector<size_t>*, PendingReply>> calls;  // side by side: one may be dead
   for (const auto& [owner, positions] : by_owner) {
     protocol::KeysRequest request;
     for (const size_t i : positions) request.keys.push_back(keys[i]);
-    auto reply = [&]() -> Result<protocol::CodesReply> {
-      const auto peer = MC_TRY(parts_.peers.To(lookup->clients[owner]));
-      auto codes = MC_TRY(peer->Call<protocol::CodesReply>(protocol::kPeerRemove, request, deadline));
+    auto& call = calls.emplace_back();
+    call.first = &positions;
+    CallPeer(lookup->clients[owner], protocol::kPeerRemove, rpc::Encode(request), deadline, call.second);
+  }
+  for (auto& [asked, pending] : calls) {
+    const std::vector<size_t>& positions = *asked;
+    const auto reply = [&pending, &positions]() -> Result<protocol::CodesReply> {
+      const std::string body = MC_TRY(pending.Wait());
+      auto codes = MC_TRY(rpc::Decode<protocol::CodesReply>(body));
       if (codes.codes.size() == positions.size()) return codes;
       return Error(ErrorCode::RPC_FAIL, "{} results for {} keys", codes.codes.size(), positions.size());
     }();
@@ -293,13 +304,32 @@ std::vector<Result<void>> RemoteObjects::Remove(std::span<const std::string> key
 Result<uint64_t> RemoteObjects::RemoveAll(Deadline deadline) {
   const auto list = MC_TRY(
       parts_.master.Call<protocol::ListClientsReply>(protocol::kListClients, protocol::ListClientsRequest{}, deadline));
-  uint64_t removed = 0;
+  std::deque<PendingReply> calls;  // side by side: one may be dead
   for (const auto& client : list.clients) {
     if (client.id == parts_.self || client.tiers.empty()) continue;
-    const auto peer = MC_TRY(parts_.peers.To({client.id, client.endpoint}));
-    removed += MC_TRY(peer->Call<protocol::CountReply>(protocol::kPeerRemoveAll, protocol::Empty{}, deadline)).count;
+    CallPeer({client.id, client.endpoint}, protocol::kPeerRemoveAll, rpc::Encode(protocol::Empty{}), deadline,
+             calls.emplace_back());
   }
+  uint64_t removed = 0;
+  Result<void> first_error;
+  for (PendingReply& pending : calls) {
+    const auto reply = [&pending]() -> Result<protocol::CountReply> {
+      const std::string body = MC_TRY(pending.Wait());
+      return rpc::Decode<protocol::CountReply>(body);
+    }();
+    if (reply) removed += reply->count;
+    if (!reply && first_error) first_error = std::unexpected(reply.error());
+  }
+  if (!first_error) return std::unexpected(first_error.error());
   return removed;
+}
+
+void RemoteObjects::CallPeer(const protocol::ClientAddress& client, uint16_t method, std::string body,
+                             Deadline deadline, PendingReply& reply) {
+  const auto peer = parts_.peers.To(client);
+  if (!peer) return reply.Complete(std::unexpected(peer.error()));
+  (*peer)->CallAsync(method, std::move(body), {}, deadline,
+                     [&reply](Result<std::string> answer) { reply.Complete(std::move(answer)); });
 }
 
 }  // namespace mooncake

@@ -16,14 +16,21 @@ void ClientRegistry::TakeTiers(Client& client, const std::vector<protocol::TierS
   client.routed_since_report = 0;
 }
 
-std::optional<uint32_t> ClientRegistry::Register(const protocol::RegisterRequest& request) {
+std::vector<uint32_t> ClientRegistry::Register(const protocol::RegisterRequest& request) {
   std::lock_guard lock(mutex_);
-  std::optional<uint32_t> replaced;
-  if (const auto old = clients_.find(request.client_id); old != clients_.end()) {
-    replaced = old->second.entry.number;
-    by_number_.erase(*replaced);
-  }
+  if (const auto old = clients_.find(request.client_id);
+      old != clients_.end() && request.sequence != 0 && request.sequence <= old->second.last_sequence)
+    return {};
+  std::vector<uint32_t> replaced;
+  std::erase_if(clients_, [&](const auto& item) {
+    const Entry& entry = item.second.entry;
+    if (item.first != request.client_id && entry.endpoint != request.endpoint) return false;
+    replaced.push_back(entry.number);
+    by_number_.erase(entry.number);
+    return true;
+  });
   Client client;
+  client.last_sequence = request.sequence;
   client.entry.number = next_number_++;
   client.entry.id = request.client_id;
   client.entry.endpoint = request.endpoint;

@@ -32,8 +32,10 @@ class ClientRegistry {
 
   ClientRegistry(Options options, const Clock& clock) : options_(options), clock_(clock) {}
 
-  // A client that registers again gets a new number; the old one is returned, for its keys to be forgotten.
-  std::optional<uint32_t> Register(const protocol::RegisterRequest& request);
+  // A client that registers again gets a new number, and one at another's endpoint has taken that one's place: the old
+  // numbers are returned, for their keys to be forgotten. A registration older than what was heard last changes
+  // nothing.
+  std::vector<uint32_t> Register(const protocol::RegisterRequest& request);
   // The number it had, nullopt when unknown.
   std::optional<uint32_t> Unregister(const Uuid& id);
   // False when the client is unknown.

@@ -80,7 +80,7 @@ void MasterService::RegisterHandlers() {
 
 Result<protocol::RegisterReply> MasterService::Register(const protocol::RegisterRequest& request) {
   if (request.client_id.IsNil()) return Error(ErrorCode::INVALID_PARAMS, "register without a client id");
-  if (const auto replaced = registry_.Register(request)) ForgetClient(*replaced);
+  for (const uint32_t replaced : registry_.Register(request)) ForgetClient(replaced);
   log::Info("client {} registered: {} tier(s) at {}", request.client_id.ToString(), request.tiers.size(),
             request.endpoint);
   const auto ttl = std::chrono::duration_cast<std::chrono::milliseconds>(options_.client_ttl);

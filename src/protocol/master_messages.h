@@ -26,9 +26,10 @@ struct TierState {
 
 struct RegisterRequest {
   Uuid client_id;
-  std::string endpoint;  // where peers reach this client
+  uint64_t sequence = 0;  // one count for registrations and announcements of a client: what is older comes too late
+  std::string endpoint;   // where peers reach this client
   std::vector<TierState> tiers;
-  MSGPACK_DEFINE_MAP(client_id, endpoint, tiers);
+  MSGPACK_DEFINE_MAP(client_id, sequence, endpoint, tiers);
 };
 struct RegisterReply {
   uint64_t client_ttl_ms = 0;  // silence after which the master stops offering this client

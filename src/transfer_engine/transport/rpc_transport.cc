@@ -154,59 +154,73 @@ void ReplyFromDevice(rpc::ServerCall call, const WindowTable::Window& window, pr
   std::move(call).Reply({}, {bytes}, *slot);
 }
 
+// Whoever holds the window's memory may still write there, so every hold ends before the call is answered: a peer that
+// has its answers can commit.
+void WriteToDevice(rpc::ServerCall call, std::shared_ptr<WindowTable::Window> window,
+                   protocol::WindowRangeRequest range, StagingPool& staging, Executor& executor) {
+  auto slot = staging.Acquire(call.deadline());
+  if (!slot) return std::move(call).Fail(slot.error());
+  const HostRange bytes = (*slot)->bytes().first(range.size);
+  const std::shared_ptr<void> keep_alive = *slot;
+  std::move(call).ReceivePayload(
+      {bytes}, keep_alive,
+      [window = std::move(window), range, bytes, slot = std::move(*slot), &executor](rpc::ServerCall done,
+                                                                                     Result<void> received) mutable {
+        if (!received) return std::move(done).Fail(received.error());
+        rpc::RunOn(executor, std::move(done),
+                   [window = std::move(window), range, bytes, slot = std::move(slot)](rpc::ServerCall last) mutable {
+                     auto copied = CopyFromHost(SubRange(window->memory, range.offset, range.size), bytes);
+                     window.reset();
+                     slot.reset();
+                     if (!copied) return std::move(last).Fail(copied.error());
+                     std::move(last).Reply({});
+                   });
+      });
+}
+
 }  // namespace
 
-void ServeWindows(rpc::RpcServer& server, WindowTable& windows, ServingThreads threads) {
+void ServeWindows(rpc::RpcServer& server, WindowTable& windows, StagingPool& staging, ServingThreads threads) {
   using protocol::WindowRangeRequest;
-  server.Handle<WindowRangeRequest>(protocol::kWindowRead, [&windows, threads](rpc::ServerCall call,
-                                                                               WindowRangeRequest range) {
+  server.Handle<WindowRangeRequest>(protocol::kWindowRead, [&windows, &staging, threads](rpc::ServerCall call,
+                                                                                         WindowRangeRequest range) {
     auto window = windows.Find(call.session(), range.window, range.offset, range.size, /*for_write=*/false);
     if (!window) return std::move(call).Fail(window.error());
     if (const auto* host = std::get_if<HostRange>(&window->memory)) {
       return std::move(call).Reply({}, {host->subspan(range.offset, range.size)}, window->keep_alive);
     }
-    if (range.size > threads.staging.slot_bytes()) {
-      return std::move(call).Fail(
-          Status(ErrorCode::INVALID_PARAMS,
-                 fmt::format("range of {} B is above {} B", range.size, threads.staging.slot_bytes())));
+    if (range.size > staging.slot_bytes()) {
+      return std::move(call).Fail(Status(ErrorCode::INVALID_PARAMS,
+                                         fmt::format("range of {} B is above {} B", range.size, staging.slot_bytes())));
     }
-    rpc::RunOn(threads.intake, std::move(call), [window = std::move(*window), range, threads](rpc::ServerCall held) {
-      ReplyFromDevice(std::move(held), window, range, threads.staging);
+    rpc::RunOn(threads.stagers, std::move(call), [window = std::move(*window), range, &staging](rpc::ServerCall held) {
+      ReplyFromDevice(std::move(held), window, range, staging);
     });
   });
-  server.Handle<WindowRangeRequest>(protocol::kWindowWrite, [&windows, threads](rpc::ServerCall call,
-                                                                                WindowRangeRequest range) {
-    auto found = windows.Find(call.session(), range.window, range.offset, range.size, /*for_write=*/true);
-    if (!found) return std::move(call).Fail(found.error());
-    if (range.size != call.payload_bytes() || range.size > threads.staging.slot_bytes()) {
-      return std::move(call).Fail(
-          Status(ErrorCode::INVALID_PARAMS, fmt::format("{} B announced, {} B sent, at most {} B", range.size,
-                                                        call.payload_bytes(), threads.staging.slot_bytes())));
-    }
-    auto window = std::make_shared<WindowTable::Window>(std::move(*found));
-    if (const auto* host = std::get_if<HostRange>(&window->memory)) {
-      return std::move(call).ReceivePayload({host->subspan(range.offset, range.size)}, window,
-                                            [](rpc::ServerCall done, Result<void> received) {
-                                              if (!received) return std::move(done).Fail(received.error());
-                                              std::move(done).Reply({});
-                                            });
-    }
-    rpc::RunOn(threads.intake, std::move(call), [window, range, threads](rpc::ServerCall held) {
-      auto slot = threads.staging.Acquire(held.deadline());
-      if (!slot) return std::move(held).Fail(slot.error());
-      const HostRange bytes = (*slot)->bytes().first(range.size);
-      std::move(held).ReceivePayload(
-          {bytes}, *slot, [window, range, bytes, slot = *slot, threads](rpc::ServerCall done, Result<void> received) {
-            if (!received) return std::move(done).Fail(received.error());
-            rpc::RunOn(threads.finish, std::move(done), [window, range, bytes, slot](rpc::ServerCall last) {
-              if (auto copied = CopyFromHost(SubRange(window->memory, range.offset, range.size), bytes); !copied) {
-                return std::move(last).Fail(copied.error());
-              }
-              std::move(last).Reply({});
+  server.Handle<WindowRangeRequest>(
+      protocol::kWindowWrite, [&windows, &staging, threads](rpc::ServerCall call, WindowRangeRequest range) {
+        auto found = windows.Find(call.session(), range.window, range.offset, range.size, /*for_write=*/true);
+        if (!found) return std::move(call).Fail(found.error());
+        if (range.size != call.payload_bytes() || range.size > staging.slot_bytes()) {
+          return std::move(call).Fail(
+              Status(ErrorCode::INVALID_PARAMS, fmt::format("{} B announced, {} B sent, at most {} B", range.size,
+                                                            call.payload_bytes(), staging.slot_bytes())));
+        }
+        auto window = std::make_shared<WindowTable::Window>(std::move(*found));
+        if (const auto* host = std::get_if<HostRange>(&window->memory)) {
+          const HostRange bytes = host->subspan(range.offset, range.size);
+          return std::move(call).ReceivePayload({bytes}, std::move(window),
+                                                [](rpc::ServerCall done, Result<void> received) {
+                                                  if (!received) return std::move(done).Fail(received.error());
+                                                  std::move(done).Reply({});
+                                                });
+        }
+        rpc::RunOn(
+            threads.stagers, std::move(call),
+            [window = std::move(window), range, &staging, &executor = threads.executor](rpc::ServerCall held) mutable {
+              WriteToDevice(std::move(held), std::move(window), range, staging, executor);
             });
-          });
-    });
-  });
+      });
 }
 
 }  // namespace mooncake

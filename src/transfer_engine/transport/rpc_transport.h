@@ -25,15 +25,15 @@ class RpcTransport final : public Transport {
   StagingPool& staging_;
 };
 
-// What serving peers takes besides I/O threads.
+// Threads of the answering side. What waits for a slot must not stand in the way of the work that frees one: with a
+// single executor enough waiting requests would stop those that hold all slots.
 struct ServingThreads {
-  StagingPool& staging;
-  Executor& intake;  // work that may wait for a staging slot
-  Executor& finish;  // work that frees one: never waits for a slot, so waiters in intake cannot hold it up
+  Executor& executor;  // device copies and other work that never waits for a slot
+  Executor& stagers;   // what may wait for a slot
 };
 
 // The answering side: handlers for window reads and writes on a server, before it starts. All arguments outlive the
-// server. Device copies run on the executors, never on an I/O thread.
-void ServeWindows(rpc::RpcServer& server, WindowTable& windows, ServingThreads threads);
+// server. Device copies run on `threads`, never on an I/O thread.
+void ServeWindows(rpc::RpcServer& server, WindowTable& windows, StagingPool& staging, ServingThreads threads);
 
 }  // namespace mooncake
