@@ -4,6 +4,7 @@ MC_BUILD_DIR names the build directory (default: build/release). NPU memory is t
 """
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -85,3 +86,85 @@ def start():
     for program in reversed(programs):
         if program.process.poll() is None:
             program.kill()
+
+
+def free_port():
+    """A port of 127.0.0.1 that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture
+def start_master(start):
+    """start_master(*flags, port=None) -> Program with .address; HTTP on any free port."""
+    def start_on(*flags, port=None):
+        port = port or free_port()
+        program = start("mooncake_master", "--rpc_address=127.0.0.1", f"--rpc_port={port}", "--metrics_port=0", *flags,
+                        ready="ready")
+        program.address = f"127.0.0.1:{port}"
+        return program
+    return start_on
+
+
+@pytest.fixture
+def master(start_master):
+    return start_master()
+
+
+SETUP_DEFAULTS = {"local_hostname": "127.0.0.1", "metadata_server": "P2PHANDSHAKE", "global_segment_size": 64 << 20,
+                  "local_buffer_size": 16 << 20, "protocol": "tcp", "rdma_devices": "", "enable_http_server": False}
+
+
+@pytest.fixture
+def open_store():
+    """open_store(master, global_segment_size=..., **keywords of setup) -> a store that is set up, closed at the end."""
+    from mooncake.store import MooncakeDistributedStore
+    stores = []
+
+    def open_one(master, **changes):
+        store = MooncakeDistributedStore()
+        assert store.setup(**{**SETUP_DEFAULTS, "master_server_addr": master.address, **changes}) == 0
+        stores.append(store)
+        return store
+
+    yield open_one
+    for store in stores:
+        store.close()
+
+
+@pytest.fixture
+def open_p2p_store():
+    """open_p2p_store(master, tiers, **keywords of setup_p2p_real_client) -> same, with tiers as a list or JSON text."""
+    import json
+
+    from mooncake.store import MooncakeDistributedStore
+    stores = []
+
+    def open_one(master, tiers, **changes):
+        store = MooncakeDistributedStore()
+        defaults = {key: value for key, value in SETUP_DEFAULTS.items() if key != "global_segment_size"}
+        config = tiers if isinstance(tiers, str) else json.dumps({"tiers": tiers})
+        assert store.setup_p2p_real_client(**{**defaults, "tiered_backend_config_json": config, "client_rpc_port": 0,
+                                              "master_server_addr": master.address, **changes}) == 0
+        stores.append(store)
+        return store
+
+    yield open_one
+    for store in stores:
+        store.close()
+
+
+def run_python(code, *args, timeout_s=60, cwd=None):
+    """Runs code in a fresh interpreter that has the package; returns the completed process."""
+    paths = [str(BUILD / "python"), str(Path(__file__).parent)]
+    return subprocess.run([sys.executable, "-c", code, *map(str, args)], capture_output=True, text=True, cwd=cwd,
+                          timeout=timeout_s, stdin=subprocess.DEVNULL,
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)})
+
+
+def start_python(code, *args):
+    """The same, still running: a Popen with pipes. The caller ends it."""
+    paths = [str(BUILD / "python"), str(Path(__file__).parent)]
+    return subprocess.Popen([sys.executable, "-c", code, *map(str, args)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                            text=True, env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)})
