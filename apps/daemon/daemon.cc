@@ -1,0 +1,102 @@
+// Flags, signals and start-up lines of the daemons.
+#include "daemon/daemon.h"
+
+#include <fmt/format.h>
+#include <gflags/gflags.h>
+#include <signal.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <vector>
+
+#include "common/env.h"
+#include "common/version.h"
+
+DECLARE_bool(help);
+DECLARE_bool(version);
+
+namespace mooncake::daemon {
+namespace {
+
+sigset_t EndSignals() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGINT);
+  sigaddset(&set, SIGTERM);
+  return set;
+}
+
+void PrintHelp(const char* program, const std::string& usage) {
+  fmt::print("{}\n\nFlags (--name value, --name=value, --noname for booleans):\n", usage);
+  std::vector<gflags::CommandLineFlagInfo> flags;
+  gflags::GetAllFlags(&flags);
+  const std::string own = std::string(program) + "/";
+  for (const auto& flag : flags) {
+    if (flag.filename.find(own) == std::string::npos) continue;
+    fmt::print("  --{} ({}, default \"{}\")\n      {}\n", flag.name, flag.type, flag.default_value, flag.description);
+  }
+  fmt::print("\nEnvironment:\n");
+  for (const auto* variable : env::All()) fmt::print("  {}\n      {}\n", variable->name, variable->meaning);
+}
+
+}  // namespace
+
+void ParseFlags(int argc, char** argv, const char* program, const std::string& usage) {
+  gflags::SetUsageMessage(usage);
+  gflags::SetVersionString(kSoftwareVersion);
+  gflags::ParseCommandLineNonHelpFlags(&argc, &argv, /*remove_flags=*/true);
+  if (FLAGS_help) {
+    PrintHelp(program, usage);
+    std::exit(0);
+  }
+  if (FLAGS_version) {
+    fmt::print("{} {}\n", program, kSoftwareVersion);
+    std::exit(0);
+  }
+  if (argc > 1) std::exit(Fail(program, fmt::format("unexpected argument '{}'; see --help", argv[1])));
+}
+
+void BlockSignals() {
+  const sigset_t set = EndSignals();
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+}
+
+std::string WaitForSignal() {
+  const sigset_t set = EndSignals();
+  int number = 0;
+  while (sigwait(&set, &number) != 0) {
+  }
+  return number == SIGINT ? "SIGINT" : "SIGTERM";
+}
+
+bool IsSet(const char* flag) {
+  gflags::CommandLineFlagInfo info;
+  return gflags::GetCommandLineFlagInfo(flag, &info) && !info.is_default;
+}
+
+std::string GivenOf(std::initializer_list<const char*> flags) {
+  std::string given;
+  for (const char* flag : flags) {
+    if (IsSet(flag)) given += fmt::format("{}--{}", given.empty() ? "" : ", ", flag);
+  }
+  return given;
+}
+
+int Fail(const char* program, const std::string& reason) {
+  fmt::print(stderr, "{}: {}\n", program, reason);
+  return 1;
+}
+
+int Fail(const char* program, const Status& status) { return Fail(program, status.ToString()); }
+
+void PrintReady(const std::string& line) {
+  fmt::print("{}\n", line);
+  std::fflush(stdout);
+}
+
+Result<void> CheckDeploymentMode(const std::string& mode) {
+  if (mode == "P2P" || mode == "Centralization") return {};
+  return Error(ErrorCode::INVALID_PARAMS, "--deployment_mode '{}': write P2P (Centralization is accepted and means P2P as well)", mode);
+}
+
+}  // namespace mooncake::daemon

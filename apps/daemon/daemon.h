@@ -1,0 +1,35 @@
+// What the two daemons share: flags that teach, signals that end them, one ready line.
+#pragma once
+
+#include <initializer_list>
+#include <string>
+
+#include "common/status.h"
+
+namespace mooncake::daemon {
+
+// Parses gflags. --help prints the usage and this program's flags to stdout and exits 0; an unknown or malformed flag, or an
+// argument that is no flag, prints the reason and exits 1.
+void ParseFlags(int argc, char** argv, const char* program, const std::string& usage);
+
+// Blocks SIGINT and SIGTERM for this thread and those it starts. Call before the first thread.
+void BlockSignals();
+// Waits for one of them; returns its name.
+std::string WaitForSignal();
+
+// True when the user gave the flag.
+bool IsSet(const char* flag);
+// "--a, --b" of those flags that the user gave, else empty.
+std::string GivenOf(std::initializer_list<const char*> flags);
+
+// Prints the reason on stderr and returns the exit code 1.
+int Fail(const char* program, const Status& status);
+int Fail(const char* program, const std::string& reason);
+
+// One line on stdout, flushed, for people and scripts that wait for it.
+void PrintReady(const std::string& line);
+
+// P2P is the only mode; both names of the contract are accepted.
+Result<void> CheckDeploymentMode(const std::string& mode);
+
+}  // namespace mooncake::daemon
