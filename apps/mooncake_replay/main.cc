@@ -11,6 +11,7 @@
 #include <cstring>
 #include <fstream>
 
+#include "common/byte_size.h"
 #include "common/log.h"
 #include "daemon/daemon.h"
 #include "replay/progress.h"
@@ -147,6 +148,13 @@ Result<void> PlayAll(Replayer& replayer, const std::vector<TraceRequest>& trace,
   return {};
 }
 
+void AnnounceStart(const std::vector<TraceRequest>& trace, const ReplayOptions& options, uint64_t capacity_blocks) {
+  uint64_t blocks = 0;
+  for (const auto& request : trace) blocks += request.block_ids.size();
+  fmt::print(stderr, "{}: {} requests, {} blocks of {}, against a cluster that holds {} blocks\n", kProgram,
+             trace.size(), blocks, FormatBytes(options.block_bytes), capacity_blocks);
+}
+
 Result<void> WriteFile(const std::string& path, const std::string& text) {
   std::ofstream file(path, std::ios::trunc);
   file << text;
@@ -186,6 +194,7 @@ int Run() {
     return 2;
   }
 
+  AnnounceStart(*trace, *options, capacity);
   StopSignal stop;
   Progress progress(stderr, isatty(fileno(stderr)) == 1, trace->size());
   Replayer replayer(**client, *options, IdealLru(capacity),
