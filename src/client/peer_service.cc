@@ -3,6 +3,7 @@
 
 #include "client/object_io.h"
 #include "protocol/methods.h"
+#include "rpc/run_on.h"
 
 namespace mooncake {
 namespace {
@@ -44,8 +45,8 @@ void PeerService::Serve(rpc::RpcServer& server) {
       std::lock_guard lock(mutex_);
       writes_.try_emplace(call.session());
     }
-    Offload(std::move(call),
-            [this, request = std::move(request)](rpc::ServerCall held) { OpenWrite(std::move(held), request); });
+    rpc::RunOn(parts_.threads.intake, std::move(call),
+               [this, request = std::move(request)](rpc::ServerCall held) { OpenWrite(std::move(held), request); });
   });
   server.Handle<WindowRequest>(kPeerCommitWrite,
                                [this](rpc::ServerCall call, WindowRequest r) { CommitWrite(std::move(call), r); });
@@ -54,16 +55,16 @@ void PeerService::Serve(rpc::RpcServer& server) {
     std::move(call).Reply(rpc::Encode(Empty{}));
   });
   server.Handle<KeysRequest>(kPeerRemove, [this](rpc::ServerCall call, KeysRequest request) {
-    Offload(std::move(call),
-            [this, request = std::move(request)](rpc::ServerCall held) { Remove(std::move(held), request); });
+    rpc::RunOn(parts_.threads.intake, std::move(call),
+               [this, request = std::move(request)](rpc::ServerCall held) { Remove(std::move(held), request); });
   });
   server.Handle<Empty>(kPeerRemoveAll, [this](rpc::ServerCall call, Empty) {
-    Offload(std::move(call), [this](rpc::ServerCall held) {
+    rpc::RunOn(parts_.threads.intake, std::move(call), [this](rpc::ServerCall held) {
       const CountReply reply{parts_.backend.RemoveAll()};
       ReplyAnnounced(std::move(held), rpc::Encode(reply));
     });
   });
-  ServeWindows(server, windows_, parts_.staging, parts_.executor);
+  ServeWindows(server, windows_, parts_.threads);
   server.OnSessionClosed([this](rpc::SessionId session) {
     windows_.CloseSession(session);
     std::unordered_map<uint64_t, PendingWrite> gone;
@@ -73,14 +74,6 @@ void PeerService::Serve(rpc::RpcServer& server) {
       writes_.erase(writes);
     }
   });
-}
-
-void PeerService::Offload(rpc::ServerCall call, std::move_only_function<void(rpc::ServerCall)> work) {
-  auto shared = std::make_shared<rpc::ServerCall>(std::move(call));
-  std::move_only_function<void()> task = [shared, work = std::move(work)]() mutable { work(std::move(*shared)); };
-  if (!parts_.executor.TrySubmit(task)) {
-    FailCall(std::move(*shared), ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS, "too many requests are waiting here");
-  }
 }
 
 void PeerService::ReplyAnnounced(rpc::ServerCall call, std::string body) {
@@ -123,20 +116,21 @@ void PeerService::Get(rpc::ServerCall call, protocol::GetRequest request) {
     for (const auto& handle : found->handles) payload.push_back(std::get<HostRange>(AsMemoryRange(handle->data)));
     return std::move(call).Reply(std::move(body), std::move(payload), found);
   }
-  Offload(std::move(call), [this, found, total, body = std::move(body)](rpc::ServerCall held) mutable {
-    auto slot = parts_.staging.Acquire(held.deadline());
-    if (!slot) return std::move(held).Fail(slot.error());
-    const HostRange bytes = (*slot)->bytes().first(total);
-    size_t offset = 0;
-    for (const auto& handle : found->handles) {
-      const size_t size = handle->data.size();
-      if (auto copied = CopyToHost(bytes.subspan(offset, size), AsMemoryRange(handle->data)); !copied) {
-        return std::move(held).Fail(copied.error());
-      }
-      offset += size;
-    }
-    std::move(held).Reply(std::move(body), {bytes}, *slot);
-  });
+  rpc::RunOn(parts_.threads.intake, std::move(call),
+             [this, found, total, body = std::move(body)](rpc::ServerCall held) mutable {
+               auto slot = parts_.threads.staging.Acquire(held.deadline());
+               if (!slot) return std::move(held).Fail(slot.error());
+               const HostRange bytes = (*slot)->bytes().first(total);
+               size_t offset = 0;
+               for (const auto& handle : found->handles) {
+                 const size_t size = handle->data.size();
+                 if (auto copied = CopyToHost(bytes.subspan(offset, size), AsMemoryRange(handle->data)); !copied) {
+                   return std::move(held).Fail(copied.error());
+                 }
+                 offset += size;
+               }
+               std::move(held).Reply(std::move(body), {bytes}, *slot);
+             });
 }
 
 void PeerService::OpenRead(rpc::ServerCall call, const protocol::OpenReadRequest& request) {
@@ -181,7 +175,8 @@ void PeerService::Put(rpc::ServerCall call, protocol::PutRequest request) {
   }
   auto incoming = std::make_shared<Incoming>();
   incoming->request = std::move(request);
-  Offload(std::move(call), [this, incoming](rpc::ServerCall held) { ReceivePut(std::move(held), incoming); });
+  rpc::RunOn(parts_.threads.intake, std::move(call),
+             [this, incoming](rpc::ServerCall held) { ReceivePut(std::move(held), incoming); });
 }
 
 void PeerService::ReceivePut(rpc::ServerCall call, std::shared_ptr<Incoming> incoming) {
@@ -192,7 +187,7 @@ void PeerService::ReceivePut(rpc::ServerCall call, std::shared_ptr<Incoming> inc
   size_t largest_discarded = 0;
   for (size_t i = 0; i < keys.size(); ++i) {
     put_requests_.Add();
-    if (parts_.backend.Get(keys[i])) {  // counts as a use, so that a key written again and again stays
+    if (parts_.backend.RecordUse(keys[i])) {
       largest_discarded = std::max<size_t>(largest_discarded, sizes[i]);
       continue;
     }
@@ -206,7 +201,7 @@ void PeerService::ReceivePut(rpc::ServerCall call, std::shared_ptr<Incoming> inc
     incoming->handles[i] = std::move(*handle);
   }
   if (staged_bytes > 0) {
-    auto slot = parts_.staging.Acquire(call.deadline());
+    auto slot = parts_.threads.staging.Acquire(call.deadline());
     if (!slot) return std::move(call).Fail(slot.error());
     incoming->slot = std::move(*slot);
   }
@@ -229,7 +224,8 @@ void PeerService::ReceivePut(rpc::ServerCall call, std::shared_ptr<Incoming> inc
     }
   }
   const auto finish = [this, incoming](rpc::ServerCall done) {
-    Offload(std::move(done), [this, incoming](rpc::ServerCall held) { FinishPut(std::move(held), incoming); });
+    rpc::RunOn(parts_.threads.finish, std::move(done),
+               [this, incoming](rpc::ServerCall held) { FinishPut(std::move(held), incoming); });
   };
   if (call.payload_bytes() == 0) return finish(std::move(call));
   std::move(call).ReceivePayload(incoming->spans, incoming, [finish](rpc::ServerCall done, Result<void> received) {
@@ -257,7 +253,7 @@ void PeerService::FinishPut(rpc::ServerCall call, const std::shared_ptr<Incoming
 
 void PeerService::OpenWrite(rpc::ServerCall call, const protocol::OpenWriteRequest& request) {
   protocol::OpenReply reply{.size = request.size};
-  if (parts_.backend.Get(request.key)) return std::move(call).Reply(rpc::Encode(reply));
+  if (parts_.backend.RecordUse(request.key)) return std::move(call).Reply(rpc::Encode(reply));
   auto handle = parts_.backend.Allocate(request.size);
   if (!handle) return std::move(call).Fail(handle.error());
   reply.type = static_cast<int32_t>((*handle)->data.type);

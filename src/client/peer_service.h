@@ -13,19 +13,19 @@
 #include "protocol/peer_messages.h"
 #include "rpc/rpc_server.h"
 #include "tiered_cache/tiered_backend.h"
+#include "transfer_engine/transport/rpc_transport.h"
 #include "transfer_engine/window_table.h"
 
 namespace mooncake {
 
-// Handlers run on I/O threads; whatever may touch a device or evict runs on the executor. A put is answered when its
+// Handlers run on I/O threads; whatever may touch a device or evict runs on the executors. A put is answered when its
 // keys are announced. Any thread.
 class PeerService {
  public:
   struct Parts {  // all outlive the service
     TieredBackend& backend;
     Announcer& announcer;
-    Executor& executor;
-    StagingPool& staging;
+    ServingThreads threads;
     MetricRegistry& metrics;
   };
 
@@ -50,8 +50,6 @@ class PeerService {
   void CloseWindow(rpc::SessionId session, uint64_t window);
   void Remove(rpc::ServerCall call, const protocol::KeysRequest& request);
   void ReplyAnnounced(rpc::ServerCall call, std::string body);
-  // Runs `work` on the executor; a full queue fails the call.
-  void Offload(rpc::ServerCall call, std::move_only_function<void(rpc::ServerCall)> work);
 
   const Parts parts_;
   WindowTable windows_;

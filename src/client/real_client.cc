@@ -81,9 +81,10 @@ Result<void> RealClient::Start() {
     TieredBackend::Options backend{.shard_count = options_.lock_shard_count, .on_change = {}};
     backend.on_change = [this](std::string_view key) { announcer_->Mark(key); };
     backend_ = MC_TRY(TieredBackend::Open(std::move(tiers_), std::move(backend)));
-    executor_ = std::make_unique<Executor>("mc-worker", options_.worker_threads, kExecutorQueue);
-    service_ = std::make_unique<PeerService>(
-        PeerService::Parts{*backend_, *announcer_, *executor_, serving_staging_, metrics_});
+    intake_ = std::make_unique<Executor>("mc-intake", options_.worker_threads, kExecutorQueue);
+    finish_ = std::make_unique<Executor>("mc-finish", (options_.worker_threads + 1) / 2, kExecutorQueue);
+    const ServingThreads threads{serving_staging_, *intake_, *finish_};
+    service_ = std::make_unique<PeerService>(PeerService::Parts{*backend_, *announcer_, threads, metrics_});
   }
   MC_TRY(Listen(address.bind, local.port != 0 ? local.port : options_.rpc_port));
   advertised_ = Endpoint{address.advertise, server_->port()}.ToString();
@@ -186,6 +187,8 @@ void RealClient::Close() {
   if (link_) link_->Stop();            // first of all nobody is sent here any more
   if (announcer_) announcer_->Stop();  // whoever waits for it is released
   if (server_) server_->Stop();
+  intake_.reset();  // runs what was handed over, while all it needs is still here
+  finish_.reset();
   if (peers_) peers_->Close();
   std::unique_lock wait_for_calls(closing_mutex_);
   if (backend_) backend_->Stop();

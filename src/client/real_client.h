@@ -130,7 +130,8 @@ class RealClient {
   std::unique_ptr<PeerPool> peers_;
   std::unique_ptr<RpcTransport> transport_;
   std::unique_ptr<RemoteObjects> remote_;
-  std::unique_ptr<Executor> executor_;
+  std::unique_ptr<Executor> intake_;
+  std::unique_ptr<Executor> finish_;
   std::unique_ptr<PeerService> service_;
   std::unique_ptr<rpc::RpcServer> server_;
   std::unique_ptr<HttpServer> http_;

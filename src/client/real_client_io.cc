@@ -51,7 +51,7 @@ void RealClient::CountPut(const Traffic& traffic, const Result<void>& result, ui
 // --- put ---
 
 Result<void> RealClient::PutLocal(const PutItem& item) {
-  if (backend_->Get(item.key)) return {};
+  if (backend_->RecordUse(item.key)) return {};
   AllocationHandle handle = MC_TRY(backend_->Allocate(SizeOf(item.value)));
   MC_TRY(backend_->Write(AsDataSource(item.value), handle));
   const auto committed = backend_->Commit(item.key, std::move(handle), {.only_if_absent = true});

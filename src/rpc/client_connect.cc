@@ -71,7 +71,8 @@ void ClientCore::OnHandshakeFrame(const FrameHeader& header, const std::string& 
 
 Result<HelloMessage> ClientCore::JudgeWelcome(const FrameHeader& header, const std::string& body) const {
   if (header.kind == FrameKind::kRefuse) {
-    return std::unexpected(Status(static_cast<ErrorCode>(header.code), "refused by the peer: " + body));
+    const auto code = header.code == 0 ? ErrorCode::RPC_FAIL : static_cast<ErrorCode>(header.code);
+    return std::unexpected(Status(code, "refused by the peer: " + body));
   }
   if (header.kind != FrameKind::kWelcome) return Error(ErrorCode::RPC_FAIL, "the peer does not shake hands");
   HelloMessage welcome = MC_TRY(Decode<HelloMessage>(body));
@@ -93,6 +94,10 @@ void ClientCore::BecomeReady(const HelloMessage& welcome) {
   retry_at_ = {};
   channel_->SetLimits({options_.max_body_bytes, options_.max_payload_bytes});
   {
+    std::lock_guard lock(submit_mutex_);
+    ++connection_;
+  }
+  {
     std::lock_guard lock(identity_mutex_);
     peer_identity_ = IdentityOf(welcome);
   }
@@ -105,7 +110,7 @@ void ClientCore::BecomeReady(const HelloMessage& welcome) {
     if (call->second->connect_only) {
       FinishById(id, std::string());
     } else {
-      SendCall(id, *call->second);
+      SendCall(*call->second);
     }
   }
   // Runs inside the channel's reading turn, which flushes at its end.

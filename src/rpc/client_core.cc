@@ -1,12 +1,18 @@
 // Calls of one client: submission, answers, deadlines.
 #include "rpc/client_core.h"
 
+#include <sys/socket.h>
+
 #include <algorithm>
+#include <utility>
 
 #include "common/check.h"
 
 namespace mooncake::rpc::internal {
 namespace {
+
+// Larger bodies are worth a wake-up.
+constexpr uint32_t kDirectBodyBytes = 4096;
 
 // Rounded up: a peer must not give up before the caller does.
 uint32_t BudgetMs(const Deadline& deadline) {
@@ -35,13 +41,48 @@ void ClientCore::Submit(std::unique_ptr<PendingCall> call) {
   if (call->counted) {
     call->over_limit = in_flight_.fetch_add(1, std::memory_order_relaxed) >= options_.max_in_flight;
   }
-  bool first = false;
+  bool wake = false;
   {
     std::lock_guard lock(submit_mutex_);
-    first = submitted_.empty();
+    call->id = next_id_++;
+    // The answer itself wakes the I/O thread, and so does the timer if none comes.
+    wake = !TrySendDirect(*call) && !std::exchange(drain_posted_, true);
     submitted_.push_back(std::move(call));
   }
-  if (first && !thread_->Post([self = shared_from_this()] { self->DrainSubmitted(); })) FailSubmitted();
+  if (wake && !thread_->Post([self = shared_from_this()] { self->DrainSubmitted(); })) FailSubmitted();
+}
+
+FrameHeader ClientCore::HeaderOf(const PendingCall& call) const {
+  return {.kind = FrameKind::kRequest, .method = call.method, .id = call.id, .budget_ms = BudgetMs(call.deadline)};
+}
+
+// Under submit_mutex_; the system call does not block. True when nobody needs to wake the I/O thread for this call.
+bool ClientCore::TrySendDirect(PendingCall& call) {
+  const bool alone = in_flight_.load(std::memory_order_relaxed) == 1 && submitted_.empty();
+  if (direct_socket_ < 0 || !alone || closed_ || call.connect_only || call.over_limit) return false;
+  if (call.body.size() > direct_limit_ || !call.arguments.payload.empty() || call.deadline.Passed()) return false;
+  FrameHeader header = HeaderOf(call);
+  header.body_bytes = static_cast<uint32_t>(call.body.size());
+  iovec pieces[2] = {{&header, sizeof(header)}, {call.body.data(), call.body.size()}};
+  msghdr message{};
+  message.msg_iov = pieces;
+  message.msg_iovlen = 2;
+  const ssize_t sent = sendmsg(direct_socket_, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+  if (sent <= 0) return false;  // the I/O thread will meet the reason
+  call.direct_connection = connection_;
+  call.direct_bytes = static_cast<size_t>(sent);
+  call.direct_header = header;
+  call.sent = call.direct_bytes == sizeof(header) + call.body.size();
+  if (!call.sent) direct_socket_ = -1;
+  return call.sent && call.deadline.time() >= direct_until_;
+}
+
+void ClientCore::AllowDirect() {
+  if (state_ != State::kReady || !channel_ || !channel_->idle()) return;
+  std::lock_guard lock(submit_mutex_);
+  if (!submitted_.empty()) return;
+  direct_socket_ = channel_->descriptor();
+  direct_limit_ = std::min({kDirectBodyBytes, options_.max_body_bytes, peer_hello_.max_body_bytes});
 }
 
 void ClientCore::FailSubmitted() {
@@ -49,6 +90,7 @@ void ClientCore::FailSubmitted() {
   {
     std::lock_guard lock(submit_mutex_);
     calls.swap(submitted_);
+    drain_posted_ = false;
   }
   for (auto& call : calls) Finish(std::move(call), ShuttingDown(peer_name_));
 }
@@ -92,16 +134,43 @@ void ClientCore::DrainSubmitted() {
   {
     std::lock_guard lock(submit_mutex_);
     calls.swap(submitted_);
+    drain_posted_ = false;
+    direct_socket_ = -1;
     closed = closed_;
   }
   for (auto& call : calls) {
     if (closed || aborted_) {
       Finish(std::move(call), ShuttingDown(peer_name_));
+    } else if (call->direct_bytes > 0) {
+      AdmitDirect(std::move(call));
     } else {
       Admit(std::move(call));
     }
   }
   if (channel_) channel_->Flush();
+  AllowDirect();
+}
+
+// Some or all of the call's frame has left already; nothing was queued on the connection then.
+void ClientCore::AdmitDirect(std::unique_ptr<PendingCall> call) {
+  if (state_ != State::kReady || call->direct_connection != connection_) {
+    return Finish(std::move(call), std::unexpected(LostStatus(last_loss_)));
+  }
+  PendingCall& pending = *call;
+  Register(std::move(call));
+  if (pending.sent) return;
+  OutFrame frame;
+  frame.header = pending.direct_header;
+  frame.body = std::move(pending.body);
+  channel_->Send(std::move(frame), pending.direct_bytes);
+}
+
+void ClientCore::Register(std::unique_ptr<PendingCall> call) {
+  const uint64_t id = call->id;
+  deadlines_.Push({call->deadline.time(), id});
+  calls_.emplace(id, std::move(call));
+  deadlines_.CompactIfStale(calls_.size(), [this](uint64_t other) { return calls_.contains(other); });
+  ArmTimer(deadlines_.top().time);
 }
 
 void ClientCore::Admit(std::unique_ptr<PendingCall> call) {
@@ -117,31 +186,25 @@ void ClientCore::Admit(std::unique_ptr<PendingCall> call) {
   if (state_ == State::kIdle && !call->connect_only && SteadyClock::Instance().Now() < retry_at_) {
     return Finish(std::move(call), std::unexpected(last_error_));
   }
-  const uint64_t id = next_id_++;
   PendingCall& pending = *call;
-  calls_.emplace(id, std::move(call));
-  deadlines_.Push({pending.deadline.time(), id});
-  deadlines_.CompactIfStale(calls_.size(), [this](uint64_t other) { return calls_.contains(other); });
-  ArmTimer(deadlines_.top().time);
-  if (state_ == State::kReady) return SendCall(id, pending);
-  waiting_.push_back(id);
+  Register(std::move(call));
+  if (state_ == State::kReady) return SendCall(pending);
+  waiting_.push_back(pending.id);
   if (state_ == State::kIdle) StartConnect();
 }
 
-void ClientCore::SendCall(uint64_t id, PendingCall& call) {
+void ClientCore::SendCall(PendingCall& call) {
   const uint64_t payload_bytes = TotalBytes(call.arguments.payload);
   const uint64_t body_limit = std::min(options_.max_body_bytes, peer_hello_.max_body_bytes);
   const uint64_t payload_limit = std::min(options_.max_payload_bytes, peer_hello_.max_payload_bytes);
   if (call.body.size() > body_limit || payload_bytes > payload_limit) {
-    return FinishById(id, Error(ErrorCode::INVALID_PARAMS,
-                                "call {} to {} carries {} + {} bytes, body and payload are limited to {} + {}",
-                                call.method, peer_name_, call.body.size(), payload_bytes, body_limit, payload_limit));
+    return FinishById(
+        call.id,
+        Error(ErrorCode::INVALID_PARAMS, "call {} to {} carries {} + {} bytes, body and payload are limited to {} + {}",
+              call.method, peer_name_, call.body.size(), payload_bytes, body_limit, payload_limit));
   }
   OutFrame frame;
-  frame.header.kind = FrameKind::kRequest;
-  frame.header.method = call.method;
-  frame.header.id = id;
-  frame.header.budget_ms = BudgetMs(call.deadline);
+  frame.header = HeaderOf(call);
   frame.body = std::move(call.body);
   frame.payload = std::move(call.arguments.payload);
   channel_->Send(std::move(frame));
@@ -164,7 +227,11 @@ void ClientCore::OnFrame(const FrameHeader& header, std::string body) {
 }
 
 void ClientCore::OnResponse(const FrameHeader& header, std::string body) {
-  const auto found = calls_.find(header.id);
+  auto found = calls_.find(header.id);
+  if (found == calls_.end()) {  // a call its own thread sent, not looked at yet
+    DrainSubmitted();
+    found = calls_.find(header.id);
+  }
   if (found == calls_.end()) {  // the answer to a call that timed out
     if (header.payload_bytes > 0) channel_->DiscardPayload();
     return;
@@ -227,6 +294,17 @@ void ClientCore::ProtocolError(std::string_view what) {
   channel_->Close(Status(ErrorCode::RPC_FAIL, fmt::format("the peer sent {}", what)));
 }
 
+void ClientCore::OnClosing() {
+  std::lock_guard lock(submit_mutex_);
+  direct_socket_ = -1;
+}
+
+Status ClientCore::LostStatus(const Status& reason) const {
+  if (aborted_) return reason;
+  return Status(ErrorCode::RPC_FAIL, fmt::format("connection to {} lost: {}", peer_name_, reason.message()),
+                reason.vendor_code());
+}
+
 void ClientCore::OnClosed(const Status& reason, FrameChannel::CloseCause) {
   const auto self = shared_from_this();
   const auto channel = std::move(channel_);
@@ -238,14 +316,14 @@ void ClientCore::OnClosed(const Status& reason, FrameChannel::CloseCause) {
   CallMap calls = std::move(calls_);
   calls_.clear();
   deadlines_.Clear();
-  const Status lost =
-      aborted_ ? reason
-               : Status(ErrorCode::RPC_FAIL, fmt::format("connection to {} lost: {}", peer_name_, reason.message()),
-                        reason.vendor_code());
+  last_loss_ = reason;
+  const Status lost = LostStatus(reason);
   for (auto& [id, call] : calls) {
     Result<std::string> outcome = call->outcome ? std::move(*call->outcome) : std::unexpected(lost);
     Finish(std::move(call), std::move(outcome));
   }
+  // Calls that their own threads sent on the connection that has just gone: nobody else comes for them.
+  DrainSubmitted();
 }
 
 // ---- deadlines
@@ -253,6 +331,10 @@ void ClientCore::OnClosed(const Status& reason, FrameChannel::CloseCause) {
 void ClientCore::ArmTimer(TimePoint time) {
   if (armed_ && *armed_ <= time) return;
   armed_ = time;
+  {
+    std::lock_guard lock(submit_mutex_);
+    direct_until_ = time;
+  }
   timer_.expires_at(time);
   timer_.async_wait([self = shared_from_this(), time](const asio::error_code& error) {
     if (error || self->armed_ != time) return;
@@ -263,6 +345,11 @@ void ClientCore::ArmTimer(TimePoint time) {
 
 void ClientCore::OnTimer() {
   if (aborted_) return;
+  {
+    std::lock_guard lock(submit_mutex_);
+    direct_until_ = TimePoint::max();  // until the timer is armed again every call wakes the I/O thread
+  }
+  DrainSubmitted();
   const TimePoint now = SteadyClock::Instance().Now();
   while (!deadlines_.empty() && deadlines_.top().time <= now) {
     const uint64_t id = deadlines_.top().id;

@@ -24,6 +24,11 @@ struct PendingCall {
   bool over_limit = false;
   bool counted = false;  // holds one of max_in_flight
   bool sent = false;     // its last byte has left
+  uint64_t id = 0;
+  // Set when the submitting thread wrote the frame itself: on which connection, and how much of it left.
+  uint64_t direct_connection = 0;
+  size_t direct_bytes = 0;
+  FrameHeader direct_header{};
   std::string body;
   CallArguments arguments;
   Deadline deadline;
@@ -54,18 +59,25 @@ class ClientCore final : public FrameChannel::Owner, public Abortable, public st
 
   void OnFrame(const FrameHeader& header, std::string body) override;
   void OnSent(const FrameHeader& header) override;
+  void OnClosing() override;
   void OnClosed(const Status& reason, FrameChannel::CloseCause cause) override;
 
+  bool TrySendDirect(PendingCall& call);
+  FrameHeader HeaderOf(const PendingCall& call) const;
+  void AllowDirect();
   void DrainSubmitted();
   void FailSubmitted();
   void Admit(std::unique_ptr<PendingCall> call);
-  void SendCall(uint64_t id, PendingCall& call);
+  void AdmitDirect(std::unique_ptr<PendingCall> call);
+  void Register(std::unique_ptr<PendingCall> call);
+  void SendCall(PendingCall& call);
   void OnResponse(const FrameHeader& header, std::string body);
   void ReceiveResponse(const FrameHeader& header, std::string body, PendingCall& call);
   void Answer(uint64_t id, Result<std::string> outcome);
   void FinishById(uint64_t id, Result<std::string> outcome);
   void Finish(std::unique_ptr<PendingCall> call, Result<std::string> outcome);
   void ProtocolError(std::string_view what);
+  Status LostStatus(const Status& reason) const;
 
   void ArmTimer(TimePoint time);
   void OnTimer();
@@ -88,7 +100,16 @@ class ClientCore final : public FrameChannel::Owner, public Abortable, public st
 
   std::mutex submit_mutex_;
   std::vector<std::unique_ptr<PendingCall>> submitted_;
-  bool closed_ = false;  // under submit_mutex_: refuse new calls
+  bool drain_posted_ = false;
+  bool closed_ = false;  // refuse new calls
+  uint64_t next_id_ = 1;
+  // A lone small call is written by its own thread, which saves a wake-up of the I/O thread. Allowed while the
+  // connection is ready and nothing is queued on it; the mutex keeps the descriptor open meanwhile.
+  int direct_socket_ = -1;
+  size_t direct_limit_ = 0;                    // largest body the peer takes
+  uint64_t connection_ = 0;                    // counts the connections
+  TimePoint direct_until_ = TimePoint::max();  // deadlines from here on are found by the timer that is armed anyway
+  // end of what submit_mutex_ guards
   std::atomic<size_t> in_flight_{0};
   std::atomic<bool> connected_{false};
   mutable std::mutex identity_mutex_;
@@ -98,7 +119,6 @@ class ClientCore final : public FrameChannel::Owner, public Abortable, public st
   State state_ = State::kIdle;
   bool aborted_ = false;
   std::shared_ptr<FrameChannel> channel_;
-  uint64_t next_id_ = 1;
   CallMap calls_;
   std::vector<uint64_t> waiting_;  // ids to send once connected, in order
   uint64_t receiving_ = 0;         // id of the call whose payload is being read, 0 = none
@@ -113,7 +133,8 @@ class ClientCore final : public FrameChannel::Owner, public Abortable, public st
   asio::steady_timer connect_timer_;
   Duration back_off_{0};
   TimePoint retry_at_{};
-  Status last_error_;
+  Status last_error_;  // why the last attempt to connect failed
+  Status last_loss_;   // why the last connection ended
 };
 
 }  // namespace mooncake::rpc::internal

@@ -45,6 +45,7 @@ struct OutFrame {
   std::string body;
   std::vector<ConstSpan> payload;
   std::shared_ptr<const void> keep_alive;
+  uint64_t payload_ticket = 0;  // of the request it answers; stays here
 };
 
 // The response that carries a failure.

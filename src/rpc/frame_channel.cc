@@ -53,6 +53,7 @@ void FrameChannel::Close(Status reason, CloseCause cause) {
   if (closed_) return;
   const auto self = shared_from_this();
   closed_ = true;
+  owner_.OnClosing();
   asio::error_code ignored;
   socket_.close(ignored);
   const std::deque<OutFrame> unsent = std::move(queue_);
@@ -286,8 +287,11 @@ bool FrameChannel::ReadOnce(bool& drained) {
 
 // ---- writing
 
-void FrameChannel::Send(OutFrame frame) {
+void FrameChannel::Send(OutFrame frame, uint64_t already_sent) {
   if (closed_) return;
+  MC_CHECK(already_sent == 0 || queue_.empty(), "{} bytes of a frame left before {} others", already_sent,
+           queue_.size());
+  if (already_sent > 0) front_sent_ = already_sent;
   frame.header.body_bytes = static_cast<uint32_t>(frame.body.size());
   frame.header.payload_bytes = TotalBytes(frame.payload);
   queue_.push_back(std::move(frame));

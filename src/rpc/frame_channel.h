@@ -30,6 +30,8 @@ class FrameChannel : public std::enable_shared_from_this<FrameChannel> {
     virtual void OnFrame(const FrameHeader& header, std::string body) = 0;
     // The last byte of a frame went to the kernel.
     virtual void OnSent(const FrameHeader& header) = 0;
+    // The descriptor is about to be closed, its number to be reused.
+    virtual void OnClosing() {}
     // Exactly once, from within Close or after an error of the socket.
     virtual void OnClosed(const Status& reason, CloseCause cause) = 0;
   };
@@ -45,11 +47,16 @@ class FrameChannel : public std::enable_shared_from_this<FrameChannel> {
   void Start();
   void SetLimits(Limits limits) { limits_ = limits; }
 
-  // Queues a frame; Flush sends what is queued (frames queued from within OnFrame are flushed by the channel).
-  void Send(OutFrame frame);
+  // Queues a frame, of which the first bytes may have left already if nothing else is queued; Flush sends what is
+  // queued (frames queued from within OnFrame are flushed by the channel).
+  void Send(OutFrame frame, uint64_t already_sent = 0);
   void Flush() {
     if (!pumping_) FlushNow();
   }
+
+  // Nothing is queued: another may write whole frames to the descriptor until the next Send.
+  bool idle() const { return queue_.empty() && !closed_; }
+  int descriptor() { return socket_.native_handle(); }
 
   enum class CancelResult { kRemoved, kPartlySent, kNotQueued };
   CancelResult Cancel(uint64_t id);

@@ -11,15 +11,16 @@
 namespace mooncake::rpc {
 namespace {
 
-// Where a blocked caller waits for its completion.
+// Where a blocked caller waits for its completion. Shared with it, so that the notification may come after the lock is
+// gone and the woken caller does not run into it.
 class Waiter {
  public:
-  RpcClient::Completion MakeCompletion() {
-    return [this](Result<std::string> outcome) {
+  void Complete(Result<std::string> outcome) {
+    {
       std::lock_guard lock(mutex_);
       outcome_ = std::move(outcome);
-      done_.notify_one();  // under the lock: the waiter, and with it this object, goes as soon as it is released
-    };
+    }
+    done_.notify_one();
   }
 
   Result<std::string> Wait() {
@@ -33,6 +34,10 @@ class Waiter {
   std::condition_variable done_;
   std::optional<Result<std::string>> outcome_;
 };
+
+RpcClient::Completion CompletionOf(const std::shared_ptr<Waiter>& waiter) {
+  return [waiter](Result<std::string> outcome) { waiter->Complete(std::move(outcome)); };
+}
 
 std::unique_ptr<internal::PendingCall> MakeCall(uint16_t method, std::string body, CallArguments arguments,
                                                 Deadline deadline, RpcClient::Completion completion) {
@@ -71,18 +76,18 @@ void RpcClient::CallAsync(uint16_t method, std::string body, CallArguments argum
 
 Result<std::string> RpcClient::Call(uint16_t method, std::string body, Deadline deadline, CallArguments arguments) {
   CheckMayBlock(core_->peer());
-  Waiter waiter;
-  core_->Submit(MakeCall(method, std::move(body), std::move(arguments), deadline, waiter.MakeCompletion()));
-  return waiter.Wait();
+  const auto waiter = std::make_shared<Waiter>();
+  core_->Submit(MakeCall(method, std::move(body), std::move(arguments), deadline, CompletionOf(waiter)));
+  return waiter->Wait();
 }
 
 Result<void> RpcClient::Connect(Deadline deadline) {
   CheckMayBlock(core_->peer());
-  Waiter waiter;
-  auto call = MakeCall(0, {}, {}, deadline, waiter.MakeCompletion());
+  const auto waiter = std::make_shared<Waiter>();
+  auto call = MakeCall(0, {}, {}, deadline, CompletionOf(waiter));
   call->connect_only = true;
   core_->Submit(std::move(call));
-  MC_TRY(waiter.Wait());
+  MC_TRY(waiter->Wait());
   return {};
 }
 

@@ -150,6 +150,61 @@ TEST_F(RpcDeadlineTest, AnswerThatOvertakesTheRequestWaitsUntilThePayloadHasLeft
   EXPECT_EQ(answer.error().code(), ErrorCode::OBJECT_NOT_FOUND);
 }
 
+TEST_F(RpcDeadlineTest, LoneCallsToAPeerThatReadsNothingTimeOutUntilTheSocketIsFull) {
+  RawListener listener;
+  const auto client = ConnectTo(listener);
+  Mailbox<Result<void>> connected;
+  std::thread handshake([&] { connected.Put(client->Connect(Soon())); });
+  RawPeer peer = listener.Accept();
+  ASSERT_TRUE(peer.ShakeHandsAsServer());
+  handshake.join();
+  ASSERT_TRUE(connected.Take());
+  const std::string body(4096, 'x');
+  std::string message = "waiting";
+  int calls = 0;
+  while (message.find("waiting") != std::string::npos && calls++ < 20'000) {
+    const auto reply = client->Call(kEcho, body, Deadline::After(Millis(1)));
+    ASSERT_FALSE(reply);
+    message = reply.error().message();
+    ASSERT_THAT(message, testing::StartsWith("timeout of call 1"));
+  }
+  EXPECT_THAT(message, testing::AnyOf(testing::HasSubstr("being sent"), testing::HasSubstr("before it was sent")));
+}
+
+TEST_F(RpcDeadlineTest, LoneCallsTimeOutAndAreAnsweredInAnyMixture) {
+  StartServer();
+  const auto client = Connect();
+  for (int i = 0; i < 30; ++i) {
+    ASSERT_EQ(client->Call(kEcho, "a", Soon()).value_or("failed"), "a");
+    ASSERT_EQ(client->Call(kEcho, "b", Deadline::After(std::chrono::seconds(30 + i))).value_or("failed"), "b");
+    const auto reply = client->Call(kHold, "", Deadline::After(Millis(3)));
+    ASSERT_FALSE(reply);
+    EXPECT_THAT(reply.error().message(), testing::StartsWith("timeout of call 2"));
+    if (!held_.Empty()) std::move(held_.Take()).Reply("late");
+  }
+  EXPECT_EQ(server_->stats().accepted, 1u);
+}
+
+TEST_F(RpcDeadlineTest, LoneCallFailsWhenItsConnectionDies) {
+  StartServer();
+  const auto client = Connect();
+  for (int i = 0; i < 20; ++i) {
+    ASSERT_TRUE(client->Connect(Soon()));
+    Result<std::string> echo = client->Call(kEcho, "", Soon());
+    ASSERT_TRUE(echo) << echo.error().ToString();
+    Begin(*client, kHold, {}, Soon());
+    const ServerCall call = held_.Take();
+    const uint16_t port = server_->port();
+    server_->Stop();
+    const auto answer = answers_.Take();
+    ASSERT_FALSE(answer);
+    EXPECT_EQ(answer.error().code(), ErrorCode::RPC_FAIL);
+    while (client->connected()) std::this_thread::yield();
+    server_options_.listen.port = port;
+    StartServer();
+  }
+}
+
 TEST_F(RpcDeadlineTest, SilentPeerCostsOnlyTheConnectTimeout) {
   RawListener listener;  // accepts in the backlog, never shakes hands
   ClientOptions options = ClientTo(listener.port());

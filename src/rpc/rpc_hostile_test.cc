@@ -144,6 +144,27 @@ TEST_F(RpcHostileTest, SeededRandomBytesNeverDisturbOtherPeers) {
   EXPECT_EQ(neighbour->peer_identity().node, server_options_.self.node);
 }
 
+TEST_F(RpcHostileTest, RepeatedAndZeroIdsDoNotMixUpPayloads) {
+  Mailbox<ServerCall> uploads;
+  StartServer([&](RpcServer& server) { server.Handle(11, [&](ServerCall call) { uploads.Put(std::move(call)); }); });
+  for (const uint64_t id : {uint64_t{0}, uint64_t{1}}) {
+    RawPeer peer = RawPeer::ConnectTo(server_->port());
+    ASSERT_TRUE(peer.ShakeHandsAsClient());
+    ASSERT_TRUE(peer.SendFrame({.kind = FrameKind::kRequest, .method = 11, .id = id}));
+    ASSERT_TRUE(peer.SendFrame({.kind = FrameKind::kRequest, .method = 11, .id = id, .payload_bytes = 4}));
+    ASSERT_TRUE(peer.Send("data"));
+    ServerCall first = uploads.Take();
+    ServerCall second = uploads.Take();
+    std::move(first).Reply("one");
+    auto memory = std::make_shared<std::string>(4, '?');
+    std::move(second).ReceivePayload({std::as_writable_bytes(std::span(*memory))}, memory,
+                                     [memory](ServerCall call, Result<void>) { std::move(call).Reply(*memory); });
+    EXPECT_EQ(peer.ReceiveFrame()->body, "one");
+    EXPECT_EQ(peer.ReceiveFrame()->body, "data");
+  }
+  ExpectHealthy();
+}
+
 // What a client must survive from a server.
 class LyingServerTest : public RpcFixture {
  protected:

@@ -55,12 +55,15 @@ void ServerCall::Reply(std::string body, std::vector<ConstSpan> payload, std::sh
   frame.body = std::move(body);
   frame.payload = std::move(payload);
   frame.keep_alive = std::move(keep_alive);
+  frame.payload_ticket = state->payload_ticket;
   state->session->Answer(std::move(frame));
 }
 
 void ServerCall::Fail(const Status& status) && {
   const auto state = std::move(state_);
-  state->session->Answer(internal::FailureTo(state->id, status));
+  internal::OutFrame frame = internal::FailureTo(state->id, status);
+  frame.payload_ticket = state->payload_ticket;
+  state->session->Answer(std::move(frame));
 }
 
 Result<std::unique_ptr<RpcServer>> RpcServer::Listen(IoPool& pool, ServerOptions options) {

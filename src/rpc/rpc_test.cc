@@ -411,6 +411,7 @@ TEST_F(RpcTest, ClientReconnectsAfterTheServerRestartsOnTheSamePort) {
   ASSERT_TRUE(client->Call(kEcho, "", Soon()));
   const uint16_t port = server_->port();
   server_.reset();
+  while (client->connected()) std::this_thread::yield();
   const auto down = client->Connect(Soon());
   ASSERT_FALSE(down);
   EXPECT_EQ(down.error().code(), ErrorCode::RPC_FAIL);
@@ -447,7 +448,17 @@ TEST_F(RpcTest, UnreachablePeerIsAnErrorAfterBackOffToo) {
   }
 }
 
-TEST_F(RpcTest, HostNamesAndIpv6AreReached) {
+TEST_F(RpcTest, Ipv6IsReached) {
+  server_options_.listen = {"::1", 0};
+  auto probe = RpcServer::Listen(pool_, server_options_);
+  if (!probe && probe.error().vendor_code() == EADDRNOTAVAIL) GTEST_SKIP() << "no IPv6 loopback here";
+  StartServer();
+  ClientOptions options = ClientTo(server_->port());
+  options.peer.host = "::1";
+  EXPECT_EQ(RpcClient::Create(pool_, options)->Call(kEcho, "six", Soon()).value_or("failed"), "six");
+}
+
+TEST_F(RpcTest, HostNamesAreReached) {
   server_options_.listen = {"localhost", 0};
   StartServer();
   ClientOptions options = ClientTo(server_->port());

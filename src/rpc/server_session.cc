@@ -77,7 +77,7 @@ void ServerSession::Refuse(const Status& why) {
   OutFrame refusal;
   refusal.header.kind = FrameKind::kRefuse;
   refusal.header.code = ToInt(why.code());
-  refusal.body = why.message();
+  refusal.body = why.message().substr(0, kMaxHelloBytes);
   channel_->Send(std::move(refusal));
   channel_->CloseWhenSent(why);
 }
@@ -85,14 +85,15 @@ void ServerSession::Refuse(const Status& why) {
 void ServerSession::Dispatch(const FrameHeader& header, std::string body) {
   core_->counters().calls.fetch_add(1, std::memory_order_relaxed);
   if (++outstanding_ >= core_->options().max_outstanding_per_session) channel_->Pause();
-  if (header.payload_bytes > 0) payload_owner_ = header.id;
-  ServerCall call(std::unique_ptr<CallState>(
-      new CallState{.session = shared_from_this(),
-                    .id = header.id,
-                    .method = header.method,
-                    .body = std::move(body),
-                    .payload_bytes = header.payload_bytes,
-                    .deadline = Deadline::After(std::chrono::milliseconds(header.budget_ms))}));
+  if (header.payload_bytes > 0) pending_ticket_ = next_ticket_++;
+  ServerCall call(
+      std::unique_ptr<CallState>(new CallState{.session = shared_from_this(),
+                                               .id = header.id,
+                                               .method = header.method,
+                                               .body = std::move(body),
+                                               .payload_bytes = header.payload_bytes,
+                                               .deadline = Deadline::After(std::chrono::milliseconds(header.budget_ms)),
+                                               .payload_ticket = pending_ticket_}));
   if (const RpcServer::Handler* handler = core_->FindHandler(header.method)) return (*handler)(std::move(call));
   std::move(call).Fail(
       Status(ErrorCode::NOT_IMPLEMENTED, fmt::format("{} {} has no method {}", core_->options().self.role,
@@ -150,6 +151,7 @@ void ServerSession::DrainAnswers() {
 void ServerSession::SendAnswer(OutFrame frame) {
   if (state_ != State::kOpen) return;
   const uint64_t id = frame.header.id;
+  const uint64_t ticket = frame.payload_ticket;
   const uint64_t payload_bytes = TotalBytes(frame.payload);
   if (frame.header.code != 0) {
     frame.body.resize(std::min<size_t>(frame.body.size(), peer_hello_.max_body_bytes));
@@ -160,8 +162,8 @@ void ServerSession::SendAnswer(OutFrame frame) {
                                payload_bytes, peer_hello_.max_body_bytes, peer_hello_.max_payload_bytes)));
   }
   channel_->Send(std::move(frame));
-  if (payload_owner_ != 0 && payload_owner_ == id) {
-    payload_owner_ = 0;
+  if (ticket != 0 && pending_ticket_ == ticket) {
+    pending_ticket_ = 0;
     channel_->DiscardPayload();
   }
 }
@@ -191,9 +193,9 @@ void ServerSession::BeginReceive(Receiving receiving, std::vector<MutableSpan> s
   } else if (state_ != State::kOpen) {
     result = Error(ErrorCode::RPC_FAIL, "connection of {} lost", peer_address_);
   } else if (expected > 0) {
-    MC_CHECK(payload_owner_ == receiving.call->id && !receiving_.call, "payload of call {} belongs to {}",
-             receiving.call->id, payload_owner_);
-    payload_owner_ = 0;
+    MC_CHECK(pending_ticket_ == receiving.call->payload_ticket && !receiving_.call, "payload {} asked for, {} pending",
+             receiving.call->payload_ticket, pending_ticket_);
+    pending_ticket_ = 0;
     receiving_ = std::move(receiving);
     // The channel drops the function when it closes, before this session goes.
     return channel_->ReceivePayload(std::move(spans), [this] { EndReceive({}); });

@@ -22,6 +22,8 @@ struct CallState {
   std::string body;
   uint64_t payload_bytes = 0;
   Deadline deadline;
+  // Names its payload within the session, 0 without one. Not the id: the peer chooses that, and may lie.
+  uint64_t payload_ticket = 0;
 };
 
 using ReceiveCallback = std::move_only_function<void(ServerCall, Result<void>)>;
@@ -86,7 +88,8 @@ class ServerSession final : public FrameChannel::Owner,
   std::shared_ptr<FrameChannel> channel_;
   asio::steady_timer timer_;
   size_t outstanding_ = 0;
-  uint64_t payload_owner_ = 0;  // id of the call whose payload has not been asked for yet
+  uint64_t next_ticket_ = 1;
+  uint64_t pending_ticket_ = 0;  // of the payload nobody has asked for yet, 0 = none
   Receiving receiving_;
 };
 

@@ -265,6 +265,15 @@ bool TieredBackend::Exist(std::string_view key, std::optional<Uuid> tier) const 
   return wanted && FindReplica(found->second->replicas, *wanted) != found->second->replicas.end();
 }
 
+bool TieredBackend::RecordUse(std::string_view key) {
+  Shard& shard = ShardOf(key);
+  std::shared_lock lock(shard.mutex);
+  const auto found = shard.entries.find(key);
+  if (found == shard.entries.end()) return false;
+  Touch(*found->second);
+  return true;
+}
+
 size_t TieredBackend::RemoveAll() {
   size_t removed = 0;
   for (Shard& shard : shards_) {

@@ -86,6 +86,8 @@ class TieredBackend {
   // Copies a replica to another tier; the source stays. CAS_FAILED when the key changed meanwhile.
   Result<void> Transfer(std::string_view key, Uuid source_tier, Uuid dest_tier);
   bool Exist(std::string_view key, std::optional<Uuid> tier = std::nullopt) const;
+  // Counts as a use of the key without handing out its bytes; false when it is not there.
+  bool RecordUse(std::string_view key);
   // Number of keys removed.
   size_t RemoveAll();
 

@@ -9,6 +9,7 @@
 
 #include "protocol/methods.h"
 #include "protocol/peer_messages.h"
+#include "rpc/run_on.h"
 
 namespace mooncake {
 namespace {
@@ -142,15 +143,6 @@ Result<void> RpcTransport::Write(const RemoteWindow& window, uint64_t offset, co
 
 namespace {
 
-// Runs `work` with the call on the executor; a full queue fails the call rather than growing.
-void Offload(Executor& executor, rpc::ServerCall call, std::move_only_function<void(rpc::ServerCall)> work) {
-  auto shared = std::make_shared<rpc::ServerCall>(std::move(call));
-  std::move_only_function<void()> task = [shared, work = std::move(work)]() mutable { work(std::move(*shared)); };
-  if (!executor.TrySubmit(task)) {
-    std::move(*shared).Fail(Status(ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS, "too many requests wait for the device"));
-  }
-}
-
 void ReplyFromDevice(rpc::ServerCall call, const WindowTable::Window& window, protocol::WindowRangeRequest range,
                      StagingPool& staging) {
   auto slot = staging.Acquire(call.deadline());
@@ -164,29 +156,32 @@ void ReplyFromDevice(rpc::ServerCall call, const WindowTable::Window& window, pr
 
 }  // namespace
 
-void ServeWindows(rpc::RpcServer& server, WindowTable& windows, StagingPool& staging, Executor& executor) {
+void ServeWindows(rpc::RpcServer& server, WindowTable& windows, ServingThreads threads) {
   using protocol::WindowRangeRequest;
-  server.Handle<WindowRangeRequest>(protocol::kWindowRead, [&](rpc::ServerCall call, WindowRangeRequest range) {
+  server.Handle<WindowRangeRequest>(protocol::kWindowRead, [&windows, threads](rpc::ServerCall call,
+                                                                               WindowRangeRequest range) {
     auto window = windows.Find(call.session(), range.window, range.offset, range.size, /*for_write=*/false);
     if (!window) return std::move(call).Fail(window.error());
     if (const auto* host = std::get_if<HostRange>(&window->memory)) {
       return std::move(call).Reply({}, {host->subspan(range.offset, range.size)}, window->keep_alive);
     }
-    if (range.size > staging.slot_bytes()) {
-      return std::move(call).Fail(Status(ErrorCode::INVALID_PARAMS,
-                                         fmt::format("range of {} B is above {} B", range.size, staging.slot_bytes())));
+    if (range.size > threads.staging.slot_bytes()) {
+      return std::move(call).Fail(
+          Status(ErrorCode::INVALID_PARAMS,
+                 fmt::format("range of {} B is above {} B", range.size, threads.staging.slot_bytes())));
     }
-    Offload(executor, std::move(call), [window = std::move(*window), range, &staging](rpc::ServerCall held) {
-      ReplyFromDevice(std::move(held), window, range, staging);
+    rpc::RunOn(threads.intake, std::move(call), [window = std::move(*window), range, threads](rpc::ServerCall held) {
+      ReplyFromDevice(std::move(held), window, range, threads.staging);
     });
   });
-  server.Handle<WindowRangeRequest>(protocol::kWindowWrite, [&](rpc::ServerCall call, WindowRangeRequest range) {
+  server.Handle<WindowRangeRequest>(protocol::kWindowWrite, [&windows, threads](rpc::ServerCall call,
+                                                                                WindowRangeRequest range) {
     auto found = windows.Find(call.session(), range.window, range.offset, range.size, /*for_write=*/true);
     if (!found) return std::move(call).Fail(found.error());
-    if (range.size != call.payload_bytes() || range.size > staging.slot_bytes()) {
+    if (range.size != call.payload_bytes() || range.size > threads.staging.slot_bytes()) {
       return std::move(call).Fail(
           Status(ErrorCode::INVALID_PARAMS, fmt::format("{} B announced, {} B sent, at most {} B", range.size,
-                                                        call.payload_bytes(), staging.slot_bytes())));
+                                                        call.payload_bytes(), threads.staging.slot_bytes())));
     }
     auto window = std::make_shared<WindowTable::Window>(std::move(*found));
     if (const auto* host = std::get_if<HostRange>(&window->memory)) {
@@ -196,14 +191,14 @@ void ServeWindows(rpc::RpcServer& server, WindowTable& windows, StagingPool& sta
                                               std::move(done).Reply({});
                                             });
     }
-    Offload(executor, std::move(call), [window, range, &staging, &executor](rpc::ServerCall held) {
-      auto slot = staging.Acquire(held.deadline());
+    rpc::RunOn(threads.intake, std::move(call), [window, range, threads](rpc::ServerCall held) {
+      auto slot = threads.staging.Acquire(held.deadline());
       if (!slot) return std::move(held).Fail(slot.error());
       const HostRange bytes = (*slot)->bytes().first(range.size);
       std::move(held).ReceivePayload(
-          {bytes}, *slot, [window, range, bytes, slot = *slot, &executor](rpc::ServerCall done, Result<void> received) {
+          {bytes}, *slot, [window, range, bytes, slot = *slot, threads](rpc::ServerCall done, Result<void> received) {
             if (!received) return std::move(done).Fail(received.error());
-            Offload(executor, std::move(done), [window, range, bytes, slot](rpc::ServerCall last) {
+            rpc::RunOn(threads.finish, std::move(done), [window, range, bytes, slot](rpc::ServerCall last) {
               if (auto copied = CopyFromHost(SubRange(window->memory, range.offset, range.size), bytes); !copied) {
                 return std::move(last).Fail(copied.error());
               }

@@ -25,8 +25,15 @@ class RpcTransport final : public Transport {
   StagingPool& staging_;
 };
 
+// What serving peers takes besides I/O threads.
+struct ServingThreads {
+  StagingPool& staging;
+  Executor& intake;  // work that may wait for a staging slot
+  Executor& finish;  // work that frees one: never waits for a slot, so waiters in intake cannot hold it up
+};
+
 // The answering side: handlers for window reads and writes on a server, before it starts. All arguments outlive the
-// server. Device copies run on `executor`, never on an I/O thread.
-void ServeWindows(rpc::RpcServer& server, WindowTable& windows, StagingPool& staging, Executor& executor);
+// server. Device copies run on the executors, never on an I/O thread.
+void ServeWindows(rpc::RpcServer& server, WindowTable& windows, ServingThreads threads);
 
 }  // namespace mooncake
