@@ -1,0 +1,33 @@
+// The knobs of the emulator, read once from ACLEMU_* environment variables. A wrong or unknown knob ends the process with
+// exit code kBadConfigExit: a test that runs with other settings than it asked for proves nothing.
+#pragma once
+#include <cstdint>
+#include <string>
+
+namespace aclemu {
+
+constexpr int kLeakExit = 23;
+constexpr int kBadConfigExit = 24;
+
+enum class Sched { kEager, kLazy };
+enum class OnViolation { kReturn, kAbort, kLog };
+enum class HostMem { kAuto, kPlain, kSecret };
+
+// Rules are those of the strictest intersection of all releases. Profiles of single releases become fields here.
+struct Config {
+  uint32_t devices = 2;
+  uint64_t hbm_bytes = 1ULL << 30;   // per device, rounded down to 2 MiB
+  uint64_t keep_bytes = 256u << 20;  // freed device memory that stays resident; more is given back to the system
+  Sched sched = Sched::kEager;
+  OnViolation on_violation = OnViolation::kReturn;
+  HostMem host_mem = HostMem::kAuto;
+  bool poison = true;
+  bool pageable_sync = false;  // asynchronous copies of pageable memory as in 8.5 instead of refused
+  bool leak_fatal = false;
+  std::string report;  // "", "stderr" or a path
+  std::string fault;
+};
+
+const Config& Settings();
+
+}  // namespace aclemu

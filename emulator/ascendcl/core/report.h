@@ -1,0 +1,61 @@
+// What the emulator noticed: counters, rule violations, leaks, and the report at exit. Thread safe.
+#pragma once
+#include <atomic>
+#include <cstdint>
+
+#include "acl/acl.h"
+
+namespace aclemu {
+
+enum class Api : uint16_t {
+#define ACL_API(ret, name, params, args) name,
+#include "rules/api_list.inc"
+#undef ACL_API
+  kCount
+};
+const char* Name(Api api);
+
+// The rules of use, by the names the documentation gives them.
+enum class Rule : uint8_t { kI1, kI2, kT1, kT2, kT3, kM1, kM2, kM3, kC1, kC2, kC3, kC4, kC5, kC6, kC7, kC8, kC9, kC10,
+                            kC11, kC13, kR2, kS2, kCount };
+const char* Name(Rule rule);
+
+using Counter = std::atomic<uint64_t>;
+inline void Bump(Counter& counter, uint64_t by = 1) { counter.fetch_add(by, std::memory_order_relaxed); }
+
+struct Counters {
+  Counter device_allocs, device_allocs_failed, device_frees, device_paged_bytes, device_peak_paged_bytes;
+  Counter host_allocs, host_frees, host_registers, host_unregisters;
+  Counter sync_copies[4], sync_bytes[4], async_copies[4], async_bytes[4];
+  Counter memsets, pageable_copies, pageable_async_fallbacks;
+  Counter set_device_calls, set_device_switches;
+  Counter streams_created, streams_live, events_created, events_live;
+  Counter submits_blocked, synchronizes, violations;
+  Counter violations_by_rule[static_cast<size_t>(Rule::kCount)];
+  Counter calls[static_cast<size_t>(Api::kCount)];
+  Counter failed_calls[static_cast<size_t>(Api::kCount)];
+};
+Counters& Stats();
+void AddPagedBytes(uint64_t bytes);  // keeps the peak
+void ResetStats();                   // keeps what describes the present
+
+// One line on stderr.
+void Log(const char* format, ...) __attribute__((format(printf, 1, 2)));
+// The emulator cannot go on (the system refused something it needs).
+[[noreturn]] void Broken(const char* what);
+
+// The calling thread's last error text, see aclGetRecentErrMsg.
+void SetMessage(const char* format, ...) __attribute__((format(printf, 1, 2)));
+const char* TakeMessage();
+
+// A call failed for a reason that is not the caller's mistake. Returns code.
+aclError Fail(aclError code, const char* format, ...) __attribute__((format(printf, 2, 3)));
+// The caller broke a rule that the hardware enforces too. Returns code in every mode.
+aclError Refuse(Rule rule, aclError code, const char* format, ...) __attribute__((format(printf, 3, 4)));
+// The caller broke a rule that the hardware would let pass, or lets pass sometimes. Returns code, but 0 in log mode.
+aclError Strict(Rule rule, aclError code, const char* format, ...) __attribute__((format(printf, 3, 4)));
+
+void SetCurrentApi(Api api);
+Api CurrentApi();
+
+}  // namespace aclemu

@@ -1,0 +1,139 @@
+// The state of the process.
+#include "core/runtime.h"
+
+#include <pthread.h>
+
+#include <cstdlib>
+
+#include "core/report.h"
+
+namespace aclemu {
+namespace {
+
+std::atomic<bool> started{false};
+
+// ASCEND_RT_VISIBLE_DEVICES=1,3: ascending ids, read up to the first bad entry. Ids seen by the program are positions in
+// this list; as devices are alike and only of this process, only their number matters.
+uint32_t VisibleDevices(uint32_t devices) {
+  const char* text = getenv("ASCEND_RT_VISIBLE_DEVICES");
+  if (text == nullptr) return devices;
+  uint32_t count = 0;
+  long last = -1;
+  while (true) {
+    char* end = nullptr;
+    long id = strtol(text, &end, 10);
+    if (end == text || id <= last || id >= static_cast<long>(devices) || (*end != ',' && *end != '\0')) return count;
+    last = id;
+    ++count;
+    if (*end == '\0') return count;
+    text = end + 1;
+  }
+}
+
+}  // namespace
+
+Runtime& Runtime::Get() {
+  static Runtime* const runtime = new Runtime;
+  return *runtime;
+}
+
+bool Runtime::Started() { return started.load(); }
+
+Runtime::Runtime() : visible_devices_(VisibleDevices(Settings().devices)), devices_(Settings().devices) {
+  Stats();
+  started = true;
+  pthread_atfork(nullptr, nullptr, &Runtime::AfterForkInChild);
+}
+
+void Runtime::AfterForkInChild() {
+  if (Started() && Get().init_count.load() > 0) Get().forked_child_ = true;
+}
+
+DevicePool& Runtime::pool(int id) {
+  Device& d = device(id);
+  std::lock_guard lock(d.mu);
+  if (d.pool == nullptr) d.pool = std::make_unique<DevicePool>(Settings().hbm_bytes, Settings().keep_bytes);
+  return *d.pool;
+}
+
+ThreadState& Runtime::Thread() {
+  thread_local ThreadState state;
+  return state;
+}
+
+const std::shared_ptr<Context>& Runtime::Current() {
+  static const std::shared_ptr<Context>* const none = new std::shared_ptr<Context>;
+  const ThreadState& thread = Thread();
+  const auto& context = thread.preferred != nullptr ? thread.preferred : thread.bound;
+  return context != nullptr && context->alive.load(std::memory_order_acquire) ? context : *none;
+}
+
+std::shared_ptr<Context> Runtime::NewContext(int id, bool primary) {
+  auto context = std::make_shared<Context>();
+  context->handle = NewHandle();
+  context->device = id;
+  context->primary = primary;
+  context->default_stream = std::make_shared<Stream>(id, context->handle);
+  contexts.Add(context->handle, context);
+  return context;
+}
+
+void Runtime::EndContext(const std::shared_ptr<Context>& context) {
+  // One thread ends it; for all others it is gone from here on.
+  if (!context->alive.exchange(false)) return;
+  contexts.Remove(reinterpret_cast<void*>(context->handle));
+  for (auto& [handle, stream] : streams.Select([&](const Stream& s) { return s.context == context->handle; })) {
+    if (streams.Remove(reinterpret_cast<void*>(handle)) == nullptr) continue;
+    stream->Close(true);
+    device(stream->device).streams.fetch_sub(1);
+    Stats().streams_live.fetch_sub(1);
+  }
+  context->default_stream->Close(true);
+}
+
+void Runtime::EndDevice(int id, uint64_t handle_limit) {
+  for (auto& [handle, context] : contexts.Select([&](const Context& c) { return c.device == id; })) {
+    if (handle < handle_limit) EndContext(context);
+  }
+  for (auto& [handle, event] : events.Select([&](const Event& e) { return e.device == id; })) {
+    if (handle >= handle_limit || events.Remove(reinterpret_cast<void*>(handle)) == nullptr) continue;
+    device(id).events.fetch_sub(1);
+    Stats().events_live.fetch_sub(1);
+  }
+  // Dropping the blocks gives their storage back.
+  Bump(Stats().device_frees, ranges.RemoveDevice(id).size());
+}
+
+std::vector<Leak> Runtime::LeaksOf(int id) {
+  std::vector<Leak> leaks;
+  ranges.ForEach([&](const Range& range) {
+    if (range.cls == MemClass::kDevice && range.device == id) {
+      leaks.push_back({"device memory", id, range.base, range.bytes});
+    }
+  });
+  for (auto& [handle, stream] : streams.Select([&](const Stream& s) { return s.device == id; })) {
+    leaks.push_back({"stream", id, handle, 0});
+  }
+  for (auto& [handle, event] : events.Select([&](const Event& e) { return e.device == id; })) {
+    leaks.push_back({"event", id, handle, 0});
+  }
+  for (auto& [handle, context] : contexts.Select([&](const Context& c) { return c.device == id && !c.primary; })) {
+    leaks.push_back({"context", id, handle, 0});
+  }
+  return leaks;
+}
+
+std::vector<Leak> Runtime::Leaks() {
+  std::vector<Leak> leaks;
+  for (size_t id = 0; id < devices_.size(); ++id) {
+    for (Leak& leak : LeaksOf(static_cast<int>(id))) leaks.push_back(leak);
+  }
+  ranges.ForEach([&](const Range& range) {
+    if (range.cls == MemClass::kDevice) return;
+    const char* kind = range.cls == MemClass::kPinned ? "pinned memory" : "registered memory";
+    leaks.push_back({kind, -1, range.base, range.bytes});
+  });
+  return leaks;
+}
+
+}  // namespace aclemu

@@ -1,0 +1,223 @@
+// Copies and fills: argument rules, then the bytes or a task.
+#include "rules/call.h"
+
+namespace aclemu {
+
+aclError CheckInside(const Place& place, const char* what, uint64_t bytes) {
+  auto* at = reinterpret_cast<void*>(place.addr);
+  auto size = static_cast<unsigned long long>(bytes);
+  if (place.cls == MemClass::kDeadDevice) {
+    return Refuse(Rule::kC5, ACL_ERROR_RT_PARAM_INVALID, "%s %p is in no live device block", what, at);
+  }
+  if (bytes <= place.room) return ACL_SUCCESS;
+  ACLEMU_TRY(Strict(Rule::kC5, ACL_ERROR_RT_PARAM_INVALID, "%s %p + %llu leaves its %s", what, at, size,
+                    place.range == nullptr ? "pageable memory" : "block"));
+  // Lenient as the hardware, which checks pages only.
+  if (place.cls == MemClass::kDevice && place.offset() + bytes > place.range->paged) {
+    return Fail(ACL_ERROR_RT_PARAM_INVALID, "%s %p + %llu leaves its pages", what, at, size);
+  }
+  return ACL_SUCCESS;
+}
+
+aclError CheckRoom(const Place& place, uint64_t claimed) {
+  if (place.range == nullptr || claimed <= place.room) return ACL_SUCCESS;
+  return Strict(Rule::kC6, ACL_ERROR_RT_PARAM_INVALID, "destMax %llu but the block has %llu bytes left",
+                static_cast<unsigned long long>(claimed), static_cast<unsigned long long>(place.room));
+}
+
+namespace {
+
+constexpr uint64_t kMaxDeviceCopy = 4ULL << 30;
+constexpr uintptr_t kAsyncAlignment = 64;
+
+struct CopyCall {
+  void* dst;
+  size_t dest_max;
+  const void* src;
+  size_t count;
+  aclrtMemcpyKind kind;
+};
+
+// The order is that of the runtime.
+aclError CheckArguments(const CopyCall& call) {
+  if (call.dst == nullptr || call.src == nullptr) return NullPointer("dst or src");
+  if (call.count == 0) return Refuse(Rule::kC3, ACL_ERROR_RT_PARAM_INVALID, "count 0");
+  if (static_cast<uint32_t>(call.kind) > ACL_MEMCPY_HOST_TO_BUF_TO_DEVICE) {
+    return Fail(ACL_ERROR_INVALID_PARAM, "kind %d", static_cast<int>(call.kind));
+  }
+  if (call.count > call.dest_max) {
+    return Refuse(Rule::kC4, ACL_ERROR_RT_PARAM_INVALID, "count %zu > destMax %zu", call.count, call.dest_max);
+  }
+  return ACL_SUCCESS;
+}
+
+bool KindFits(aclrtMemcpyKind kind, Direction direction) {
+  switch (kind) {
+    case ACL_MEMCPY_DEFAULT: return true;
+    case ACL_MEMCPY_HOST_TO_BUF_TO_DEVICE: return direction == Direction::kH2D;
+    default: return static_cast<int>(kind) == static_cast<int>(direction);
+  }
+}
+
+aclError CheckPeers(Runtime& runtime, const Place& dst, const Place& src) {
+  int to = dst.range->device, from = src.range->device;
+  if (to == from) return ACL_SUCCESS;
+  bool both = (runtime.device(to).peers.load() >> from & 1) != 0 && (runtime.device(from).peers.load() >> to & 1) != 0;
+  if (both) return ACL_SUCCESS;
+  return Refuse(Rule::kC11, ACL_ERROR_RT_PARAM_INVALID, "peer access between %d and %d is not enabled both ways", from,
+                to);
+}
+
+// What both kinds of copy demand of the places.
+aclError CheckPlaces(Runtime& runtime, const CopyCall& call, const Place& dst, const Place& src, Rule kind_rule) {
+  ACLEMU_TRY(CheckInside(src, "src", call.count));
+  ACLEMU_TRY(CheckInside(dst, "dst", call.count));
+  ACLEMU_TRY(CheckRoom(dst, call.dest_max));
+  Direction direction = DirectionOf(dst, src);
+  if (!KindFits(call.kind, direction)) {
+    ACLEMU_TRY(Strict(kind_rule, ACL_ERROR_RT_PARAM_INVALID, "kind %d but the addresses say %s",
+                      static_cast<int>(call.kind), Name(direction)));
+  }
+  uintptr_t apart = dst.addr > src.addr ? dst.addr - src.addr : src.addr - dst.addr;
+  if (apart < call.count) {
+    ACLEMU_TRY(Strict(Rule::kC10, ACL_ERROR_RT_PARAM_INVALID, "src and dst overlap"));
+  }
+  if (direction != Direction::kD2D) return ACL_SUCCESS;
+  if (call.count > kMaxDeviceCopy) {
+    return Refuse(Rule::kC13, ACL_ERROR_RT_PARAM_INVALID, "one device copy moves at most 4 GiB");
+  }
+  return CheckPeers(runtime, dst, src);
+}
+
+aclError CopyNow(const Place& dst, const Place& src, uint64_t bytes) {
+  Direction direction = DirectionOf(dst, src);
+  aclError fault = FaultPlan::Get().Check(Name(direction));
+  if (fault != ACL_SUCCESS) return Fail(fault, "injected fault");
+  ACLEMU_TRY(CopyBytes(dst, src, bytes));
+  Bump(Stats().sync_copies[static_cast<int>(direction)]);
+  Bump(Stats().sync_bytes[static_cast<int>(direction)], bytes);
+  if (dst.cls == MemClass::kPageable || src.cls == MemClass::kPageable) Bump(Stats().pageable_copies);
+  return ACL_SUCCESS;
+}
+
+aclError CheckAligned(const CopyCall& call) {
+  uintptr_t both = reinterpret_cast<uintptr_t>(call.dst) | reinterpret_cast<uintptr_t>(call.src);
+  if (both % kAsyncAlignment == 0) return ACL_SUCCESS;
+  return Strict(Rule::kC8, ACL_ERROR_RT_ADDR_UNALIGNED, "an asynchronous copy needs 64 byte aligned ends");
+}
+
+// An asynchronous copy with an unregistered end. *done: the copy was made here, synchronously.
+aclError PageableAsync(const CopyCall& call, Stream& stream, const Place& dst, const Place& src, bool* done) {
+  if (!Settings().pageable_sync) {
+    ACLEMU_TRY(Strict(Rule::kC7, ACL_ERROR_RT_PARAM_INVALID, "asynchronous copy of pageable memory"));
+  }
+  Direction direction = DirectionOf(dst, src);
+  // A device copy that names pageable memory is not noticed before it runs, and fails there.
+  if (call.kind == ACL_MEMCPY_DEVICE_TO_DEVICE && direction != Direction::kH2H) return ACL_SUCCESS;
+  if (!KindFits(call.kind, direction)) {
+    return Refuse(Rule::kC2, ACL_ERROR_RT_PARAM_INVALID, "kind %d but the addresses say %s",
+                  static_cast<int>(call.kind), Name(direction));
+  }
+  *done = true;
+  ACLEMU_TRY(stream.Synchronize(kForever));
+  Bump(Stats().pageable_async_fallbacks);
+  return CopyNow(dst, src, call.count);
+}
+
+aclError CopyAsync(Runtime& runtime, const CopyCall& call, aclrtStream handle) {
+  ACLEMU_TRY(CheckArguments(call));
+  ACLEMU_TRY(NeedContext());
+  std::shared_ptr<Stream> stream;
+  ACLEMU_TRY(FindOwnStream(runtime, handle, &stream));
+  if (call.dst == call.src) return ACL_SUCCESS;
+  Task task{};
+  task.kind = Task::Kind::kCopy;
+  task.dst = runtime.ranges.Find(call.dst);
+  task.src = runtime.ranges.Find(call.src);
+  task.bytes = call.count;
+  if (task.dst.OnHost() && task.src.OnHost()) {
+    return Refuse(Rule::kC9, ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "asynchronous host to host copy");
+  }
+  if (task.dst.cls == MemClass::kPageable || task.src.cls == MemClass::kPageable) {
+    ACLEMU_TRY(CheckInside(task.src, "src", call.count));
+    ACLEMU_TRY(CheckInside(task.dst, "dst", call.count));
+    ACLEMU_TRY(CheckRoom(task.dst, call.dest_max));
+    bool done = false;
+    aclError code = PageableAsync(call, *stream, task.dst, task.src, &done);
+    if (code != ACL_SUCCESS || done) return code;
+  } else {
+    ACLEMU_TRY(CheckPlaces(runtime, call, task.dst, task.src, Rule::kC2));
+    ACLEMU_TRY(CheckAligned(call));
+  }
+  task.dst_use = InFlight(task.dst.range);
+  task.src_use = InFlight(task.src.range);
+  if (stream->Submit(std::move(task))) return ACL_SUCCESS;
+  return Fail(ACL_ERROR_RT_PARAM_INVALID, "the stream was destroyed meanwhile");
+}
+
+aclError CheckFill(Runtime& runtime, void* ptr, size_t max_count, size_t count, Place* place) {
+  if (ptr == nullptr) return NullPointer("devPtr");
+  if (count == 0) return Refuse(Rule::kC3, ACL_ERROR_RT_PARAM_INVALID, "count 0");
+  if (count > max_count) {
+    return Refuse(Rule::kC4, ACL_ERROR_RT_PARAM_INVALID, "count %zu > maxCount %zu", count, max_count);
+  }
+  ACLEMU_TRY(NeedContext());
+  *place = runtime.ranges.Find(ptr);
+  if (place->cls == MemClass::kPageable) {
+    return Fail(ACL_ERROR_RT_PARAM_INVALID, "%p is not memory of ACL", ptr);
+  }
+  ACLEMU_TRY(CheckInside(*place, "devPtr", count));
+  return CheckRoom(*place, max_count);
+}
+
+}  // namespace
+
+ACLEMU_ENTRY(aclError)
+aclemu_impl_aclrtMemcpy(void* dst, size_t dest_max, const void* src, size_t count, aclrtMemcpyKind kind) {
+  return Call(Api::aclrtMemcpy, [&](Runtime& runtime) {
+    CopyCall call{dst, dest_max, src, count, kind};
+    ACLEMU_TRY(CheckArguments(call));
+    if (dst == src) return ACL_SUCCESS;
+    ACLEMU_TRY(NeedContext());
+    Place to = runtime.ranges.Find(dst), from = runtime.ranges.Find(src);
+    ACLEMU_TRY(CheckPlaces(runtime, call, to, from, Rule::kC1));
+    return CopyNow(to, from, count);
+  });
+}
+
+ACLEMU_ENTRY(aclError)
+aclemu_impl_aclrtMemcpyAsync(void* dst, size_t dest_max, const void* src, size_t count, aclrtMemcpyKind kind,
+                             aclrtStream stream) {
+  return Call(Api::aclrtMemcpyAsync, [&](Runtime& runtime) {
+    return CopyAsync(runtime, {dst, dest_max, src, count, kind}, stream);
+  });
+}
+
+ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMemset(void* ptr, size_t max_count, int32_t value, size_t count) {
+  return Call(Api::aclrtMemset, [&](Runtime& runtime) {
+    Place place;
+    ACLEMU_TRY(CheckFill(runtime, ptr, max_count, count, &place));
+    SetBytes(place, static_cast<uint8_t>(value), count);
+    Bump(Stats().memsets);
+    return ACL_SUCCESS;
+  });
+}
+
+ACLEMU_ENTRY(aclError)
+aclemu_impl_aclrtMemsetAsync(void* ptr, size_t max_count, int32_t value, size_t count, aclrtStream handle) {
+  return Call(Api::aclrtMemsetAsync, [&](Runtime& runtime) {
+    Task task{};
+    task.kind = Task::Kind::kSet;
+    ACLEMU_TRY(CheckFill(runtime, ptr, max_count, count, &task.dst));
+    std::shared_ptr<Stream> stream;
+    ACLEMU_TRY(FindOwnStream(runtime, handle, &stream));
+    task.bytes = count;
+    task.value = static_cast<uint8_t>(value);
+    task.dst_use = InFlight(task.dst.range);
+    if (!stream->Submit(std::move(task))) return Fail(ACL_ERROR_RT_PARAM_INVALID, "the stream was destroyed meanwhile");
+    Bump(Stats().memsets);
+    return ACL_SUCCESS;
+  });
+}
+
+}  // namespace aclemu
