@@ -1,6 +1,7 @@
 // A tier for tests: byte-exact capacity on the heap, freed bytes poisoned, refusals and hooks on demand.
 #pragma once
 
+#include <atomic>
 #include <cstring>
 #include <functional>
 #include <memory>
@@ -49,6 +50,7 @@ class HeapTier final : public CacheTier {
   }
 
   std::function<void()> before_allocate;
+  std::atomic<bool> break_buffers = false;                  // its memory has no address: copies fail
   std::function<void(std::span<const std::byte>)> on_free;  // sees the bytes once more
 
  private:
@@ -61,7 +63,7 @@ class HeapTier final : public CacheTier {
       std::memset(bytes_.get(), static_cast<int>(kPoison), size_);
     }
     size_t size() const override { return size_; }
-    std::byte* data() const override { return bytes_.get(); }
+    std::byte* data() const override { return tier_.break_buffers ? nullptr : bytes_.get(); }
 
    private:
     CapacityBudget::Reservation room_;
