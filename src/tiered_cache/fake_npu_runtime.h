@@ -124,7 +124,7 @@ class FakeNpuRuntime final : public NpuRuntime {
   }
 
  private:
-  static constexpr size_t kAddressSpace = size_t{1} << 42;
+  static constexpr size_t kAddressSpace = size_t{1} << 36;
   static constexpr size_t kGap = 4096;  // between blocks
   struct Block {
     Block(int32_t device, size_t size) : device_id(device), bytes(size, std::byte{0xEE}) {}
