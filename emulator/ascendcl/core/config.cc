@@ -27,11 +27,24 @@ uint64_t ParseBytes(const std::string& name, const std::string& text) {
   unsigned shift = 0;
   if (*end != '\0') {
     switch (*end++) {
-      case 'k': case 'K': shift = 10; break;
-      case 'm': case 'M': shift = 20; break;
-      case 'g': case 'G': shift = 30; break;
-      case 't': case 'T': shift = 40; break;
-      default: Die(name + "=" + text + " is no size (bytes, or with K, M, G, T)");
+      case 'k':
+      case 'K':
+        shift = 10;
+        break;
+      case 'm':
+      case 'M':
+        shift = 20;
+        break;
+      case 'g':
+      case 'G':
+        shift = 30;
+        break;
+      case 't':
+      case 'T':
+        shift = 40;
+        break;
+      default:
+        Die(name + "=" + text + " is no size (bytes, or with K, M, G, T)");
     }
   }
   bool plain = !text.empty() && text[0] >= '0' && text[0] <= '9';
@@ -109,7 +122,8 @@ constexpr Knob kKnobs[] = {
        c.pageable_sync = ParseChoice<bool>(n, t, {{"refuse", false}, {"sync", true}});
      }},
     {"ACLEMU_POISON", [](Config& c, const std::string& n, const std::string& t) { c.poison = ParseBool(n, t); }},
-    {"ACLEMU_LEAK_FATAL", [](Config& c, const std::string& n, const std::string& t) { c.leak_fatal = ParseBool(n, t); }},
+    {"ACLEMU_LEAK_FATAL",
+     [](Config& c, const std::string& n, const std::string& t) { c.leak_fatal = ParseBool(n, t); }},
     {"ACLEMU_REPORT", [](Config& c, const std::string&, const std::string& t) { c.report = t; }},
     {"ACLEMU_FAULT", [](Config& c, const std::string&, const std::string& t) { c.fault = t; }},
 };
@@ -128,7 +142,8 @@ Config Parse() {
     if (strncmp(*entry, "ACLEMU_", 7) != 0) continue;
     std::string name(*entry, strcspn(*entry, "="));
     std::string text = (*entry)[name.size()] == '=' ? *entry + name.size() + 1 : "";
-    const Knob* known = std::find_if(std::begin(kKnobs), std::end(kKnobs), [&](const Knob& k) { return name == k.name; });
+    const Knob* known =
+        std::find_if(std::begin(kKnobs), std::end(kKnobs), [&](const Knob& k) { return name == k.name; });
     if (known == std::end(kKnobs)) RefuseUnknown(name);
     known->apply(config, name, text);
   }

@@ -1,5 +1,5 @@
-// The knobs of the emulator, read once from ACLEMU_* environment variables. A wrong or unknown knob ends the process with
-// exit code kBadConfigExit: a test that runs with other settings than it asked for proves nothing.
+// The knobs of the emulator, read once from ACLEMU_* environment variables. A wrong or unknown knob ends the process
+// with exit code kBadConfigExit: a test that runs with other settings than it asked for proves nothing.
 #pragma once
 #include <cstdint>
 #include <string>

@@ -21,7 +21,8 @@ class Cursor {
     at_ = place.offset();
     const auto& extents = place.range->extents;
     extent_ = std::upper_bound(extents.begin(), extents.end(), at_,
-                               [](uint64_t offset, const Extent& e) { return offset < e.start; }) - 1;
+                               [](uint64_t offset, const Extent& e) { return offset < e.start; }) -
+              1;
   }
 
   std::pair<std::byte*, uint64_t> Piece() const {

@@ -3,7 +3,6 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -15,19 +14,24 @@ namespace aclemu {
 
 #if defined(__SANITIZE_THREAD__)
 __attribute__((no_sanitize("thread"), optimize("no-tree-loop-distribute-patterns"))) void Fill(std::byte* begin,
-                                                                                              uint64_t bytes,
-                                                                                              uint8_t pattern) {
+                                                                                               uint64_t bytes,
+                                                                                               uint8_t pattern) {
   uint64_t word = 0x0101010101010101ULL * pattern;
   uint64_t i = 0;
   for (; i + 8 <= bytes; i += 8) __builtin_memcpy(begin + i, &word, 8);
   for (; i < bytes; ++i) begin[i] = static_cast<std::byte>(pattern);
 }
 #else
-void Fill(std::byte* begin, uint64_t bytes, uint8_t pattern) { memset(begin, pattern, bytes); }
+void Fill(std::byte* begin, uint64_t bytes, uint8_t pattern) {
+  memset(begin, pattern, bytes);
+}
 #endif
 
 DevicePool::DevicePool(uint64_t capacity, uint64_t keep_bytes)
-    : capacity_(capacity), keep_chunks_(keep_bytes / kChunk), warm_(capacity / kChunk), free_chunks_(capacity / kChunk) {
+    : capacity_(capacity),
+      keep_chunks_(keep_bytes / kChunk),
+      warm_(capacity / kChunk),
+      free_chunks_(capacity / kChunk) {
   fd_ = memfd_create("aclemu-hbm", MFD_CLOEXEC);
   if (fd_ < 0 || ftruncate(fd_, static_cast<off_t>(capacity)) != 0) Broken("no memory file for a device");
   void* map = mmap(nullptr, capacity, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_, 0);
@@ -154,11 +158,6 @@ void DevicePool::Give(const std::vector<Extent>& extents, bool huge) {
 DevicePool::Room DevicePool::GetRoom() {
   std::lock_guard lock(mu_);
   return {free_chunks_ * kChunk, free_pages_ * kPage, split_.size() * kChunk, capacity_};
-}
-
-uint64_t DevicePool::ResidentBytes() const {
-  struct stat info {};
-  return fstat(fd_, &info) == 0 ? static_cast<uint64_t>(info.st_blocks) * 512 : 0;
 }
 
 }  // namespace aclemu

@@ -21,18 +21,18 @@ struct Extent {
   uint64_t bytes;
 };
 
-// A chunk is free, huge (given out whole) or split into pages. Thread safe. The mapping is only for the emulator itself;
-// its addresses are never handed to a program.
+// A chunk is free, huge (given out whole) or split into pages. Thread safe. The mapping is only for the emulator
+// itself; its addresses are never handed to a program.
 class DevicePool {
  public:
-  // Freed chunks stay resident up to keep_bytes, the rest goes back to the system. Ends the process if the system refuses
-  // the file or the mapping.
+  // Freed chunks stay resident up to keep_bytes, the rest goes back to the system. Ends the process if the system
+  // refuses the file or the mapping.
   DevicePool(uint64_t capacity, uint64_t keep_bytes);
 
   struct Room {
-    uint64_t free_huge;    // whole free chunks
-    uint64_t free_normal;  // free pages of split chunks
-    uint64_t total_normal; // all pages of split chunks
+    uint64_t free_huge;     // whole free chunks
+    uint64_t free_normal;   // free pages of split chunks
+    uint64_t total_normal;  // all pages of split chunks
     uint64_t total;
   };
 
@@ -42,8 +42,6 @@ class DevicePool {
 
   std::byte* At(uint64_t offset) const { return base_ + offset; }
   Room GetRoom();
-  // Bytes the system holds for the pool now.
-  uint64_t ResidentBytes() const;
 
  private:
   static constexpr uint32_t kPagesPerChunk = kChunk / kPage;
@@ -59,18 +57,19 @@ class DevicePool {
   uint64_t capacity_;
   uint64_t keep_chunks_;
 
-  std::mutex mu_;                          // guards everything below
-  std::map<uint32_t, uint32_t> runs_;      // free chunks: first -> count
-  std::vector<bool> warm_;                 // free chunk whose pages stayed resident
-  std::map<uint32_t, PageMap> split_;      // split chunks
-  std::set<uint32_t> open_;                // split chunks with a free page
+  std::mutex mu_;                      // guards everything below
+  std::map<uint32_t, uint32_t> runs_;  // free chunks: first -> count
+  std::vector<bool> warm_;             // free chunk whose pages stayed resident
+  std::map<uint32_t, PageMap> split_;  // split chunks
+  std::set<uint32_t> open_;            // split chunks with a free page
   uint64_t free_chunks_;
   uint64_t free_pages_ = 0;
-  uint64_t kept_ = 0;                      // number of warm chunks
+  uint64_t kept_ = 0;  // number of warm chunks
   uint32_t last_run_ = 0;
 };
 
-// Writes a byte pattern over emulator memory; not seen by the thread sanitizer, which would need a shadow for all of it.
+// Writes a byte pattern over emulator memory; not seen by the thread sanitizer, which would need a shadow for all of
+// it.
 void Fill(std::byte* begin, uint64_t bytes, uint8_t pattern);
 
 }  // namespace aclemu

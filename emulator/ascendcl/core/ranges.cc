@@ -13,13 +13,15 @@ namespace {
 constexpr uintptr_t kFirstWindow = 0x12c0'0000'0000ULL;
 constexpr uint64_t kWindowBytes = 128ULL << 30;
 
+// The wish is a hint: the system takes it if it can (the thread sanitizer never can).
 uintptr_t MapWindow(uintptr_t wish, uint64_t bytes) {
-  void* map = mmap(reinterpret_cast<void*>(wish), bytes, PROT_NONE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | (wish != 0 ? MAP_FIXED_NOREPLACE : 0), -1, 0);
+  void* map = mmap(reinterpret_cast<void*>(wish), bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   return map == MAP_FAILED ? 0 : reinterpret_cast<uintptr_t>(map);
 }
 
-uintptr_t AlignUp(uintptr_t value, uint64_t alignment) { return (value + alignment - 1) / alignment * alignment; }
+uintptr_t AlignUp(uintptr_t value, uint64_t alignment) {
+  return (value + alignment - 1) / alignment * alignment;
+}
 
 }  // namespace
 
@@ -106,11 +108,8 @@ uintptr_t RangeMap::ReserveAddresses(int device, uint64_t bytes, uint64_t alignm
   std::vector<Window>& windows = windows_[device];
   if (windows.empty() || AlignUp(windows.back().next, alignment) + need > windows.back().end) {
     uint64_t size = std::max(kWindowBytes, AlignUp(need + alignment, kWindowBytes));
-    uintptr_t begin = 0;
-    if (windows.empty() && size == kWindowBytes) {
-      begin = MapWindow(kFirstWindow + static_cast<uintptr_t>(device) * kWindowBytes, size);
-    }
-    if (begin == 0) begin = MapWindow(0, size);
+    bool regular = windows.empty() && size == kWindowBytes;
+    uintptr_t begin = MapWindow(regular ? kFirstWindow + static_cast<uintptr_t>(device) * kWindowBytes : 0, size);
     if (begin == 0) return 0;
     windows.push_back({begin, begin + size, begin});
   }

@@ -19,8 +19,8 @@ enum class MemClass { kPageable, kPinned, kRegistered, kDevice, kDeadDevice };
 struct Range {
   MemClass cls;
   uintptr_t base;
-  uint64_t bytes;   // as asked for; accesses beyond are refused
-  int device = 0;   // of a device block
+  uint64_t bytes;      // as asked for; accesses beyond are refused
+  int device = 0;      // of a device block
   uint64_t paged = 0;  // as taken from the pool
   bool huge = false;
   std::vector<Extent> extents;
@@ -51,7 +51,8 @@ class RangeMap {
   Place Find(const void* ptr) const;
   // False when it overlaps another range.
   bool Insert(std::shared_ptr<Range> range);
-  // Removes the range that begins at base if may_go agrees (called under the lock); null if there is none or it did not.
+  // Removes the range that begins at base if may_go agrees (called under the lock); null if there is none or it did
+  // not.
   std::shared_ptr<Range> Remove(uintptr_t base, const std::function<bool(const Range&)>& may_go);
   // Removes all device blocks of one device.
   std::vector<std::shared_ptr<Range>> RemoveDevice(int device);

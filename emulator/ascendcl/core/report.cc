@@ -58,9 +58,19 @@ void Violated(Rule rule) {
 class Json {
  public:
   void Number(const char* key, uint64_t value) { text_ += Key(key) + std::to_string(value); }
-  void Open(const char* key, char bracket) { text_ += Key(key) + bracket; first_ = true; }
-  void Close(char bracket) { text_ += bracket; first_ = false; }
-  void Item(const std::string& json) { text_ += (first_ ? "" : ","); text_ += json; first_ = false; }
+  void Open(const char* key, char bracket) {
+    text_ += Key(key) + bracket;
+    first_ = true;
+  }
+  void Close(char bracket) {
+    text_ += bracket;
+    first_ = false;
+  }
+  void Item(const std::string& json) {
+    text_ += (first_ ? "" : ",");
+    text_ += json;
+    first_ = false;
+  }
   const std::string& text() const { return text_; }
 
  private:
@@ -86,13 +96,15 @@ std::string ReportJson(const std::vector<Leak>& leaks) {
   json.Open("", '{');
   json.Open("counters", '{');
 #define FIELD(name) json.Number(#name, stats.name.load());
-  FIELD(device_allocs) FIELD(device_allocs_failed) FIELD(device_frees) FIELD(device_paged_bytes)
-  FIELD(device_peak_paged_bytes) FIELD(host_allocs) FIELD(host_frees) FIELD(host_registers) FIELD(host_unregisters)
-  FIELD(memsets) FIELD(pageable_copies) FIELD(pageable_async_fallbacks) FIELD(set_device_calls)
-  FIELD(set_device_switches) FIELD(streams_created) FIELD(streams_live) FIELD(events_created) FIELD(events_live)
-  FIELD(submits_blocked) FIELD(synchronizes) FIELD(violations)
+  FIELD(device_allocs)
+  FIELD(device_allocs_failed)
+  FIELD(device_frees) FIELD(device_paged_bytes) FIELD(device_peak_paged_bytes) FIELD(host_allocs) FIELD(host_frees)
+      FIELD(host_registers) FIELD(host_unregisters) FIELD(memsets) FIELD(pageable_copies)
+          FIELD(pageable_async_fallbacks) FIELD(set_device_calls) FIELD(set_device_switches) FIELD(streams_created)
+              FIELD(streams_live) FIELD(events_created) FIELD(events_live) FIELD(submits_blocked) FIELD(synchronizes)
+                  FIELD(violations)
 #undef FIELD
-  constexpr const char* kDirections[] = {"h2h", "h2d", "d2h", "d2d"};
+                      constexpr const char* kDirections[] = {"h2h", "h2d", "d2h", "d2d"};
   for (int d = 0; d < 4; ++d) {
     std::string direction = kDirections[d];
     json.Number(("sync_" + direction + "_copies").c_str(), stats.sync_copies[d].load());
@@ -155,8 +167,12 @@ __attribute__((destructor)) void AtExit() {
 
 }  // namespace
 
-const char* Name(Api api) { return api == Api::kCount ? "?" : kApiNames[static_cast<size_t>(api)]; }
-const char* Name(Rule rule) { return kRuleNames[static_cast<size_t>(rule)]; }
+const char* Name(Api api) {
+  return api == Api::kCount ? "?" : kApiNames[static_cast<size_t>(api)];
+}
+const char* Name(Rule rule) {
+  return kRuleNames[static_cast<size_t>(rule)];
+}
 
 Counters& Stats() {
   static Counters* const counters = new Counters{};
@@ -245,7 +261,11 @@ aclError Strict(Rule rule, aclError code, const char* format, ...) {
   return Settings().on_violation == OnViolation::kLog ? ACL_SUCCESS : code;
 }
 
-void SetCurrentApi(Api api) { thread_text.api = api; }
-Api CurrentApi() { return thread_text.api; }
+void SetCurrentApi(Api api) {
+  thread_text.api = api;
+}
+Api CurrentApi() {
+  return thread_text.api;
+}
 
 }  // namespace aclemu

@@ -16,12 +16,37 @@ enum class Api : uint16_t {
 const char* Name(Api api);
 
 // The rules of use, by the names the documentation gives them.
-enum class Rule : uint8_t { kI1, kI2, kT1, kT2, kT3, kM1, kM2, kM3, kC1, kC2, kC3, kC4, kC5, kC6, kC7, kC8, kC9, kC10,
-                            kC11, kC13, kR2, kS2, kCount };
+enum class Rule : uint8_t {
+  kI1,
+  kI2,
+  kT1,
+  kT2,
+  kT3,
+  kM1,
+  kM2,
+  kM3,
+  kC1,
+  kC2,
+  kC3,
+  kC4,
+  kC5,
+  kC6,
+  kC7,
+  kC8,
+  kC9,
+  kC10,
+  kC11,
+  kC13,
+  kR2,
+  kS2,
+  kCount
+};
 const char* Name(Rule rule);
 
 using Counter = std::atomic<uint64_t>;
-inline void Bump(Counter& counter, uint64_t by = 1) { counter.fetch_add(by, std::memory_order_relaxed); }
+inline void Bump(Counter& counter, uint64_t by = 1) {
+  counter.fetch_add(by, std::memory_order_relaxed);
+}
 
 struct Counters {
   Counter device_allocs, device_allocs_failed, device_frees, device_paged_bytes, device_peak_paged_bytes;

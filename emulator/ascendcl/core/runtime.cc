@@ -12,8 +12,8 @@ namespace {
 
 std::atomic<bool> started{false};
 
-// ASCEND_RT_VISIBLE_DEVICES=1,3: ascending ids, read up to the first bad entry. Ids seen by the program are positions in
-// this list; as devices are alike and only of this process, only their number matters.
+// ASCEND_RT_VISIBLE_DEVICES=1,3: ascending ids, read up to the first bad entry. Ids seen by the program are positions
+// in this list; as devices are alike and only of this process, only their number matters.
 uint32_t VisibleDevices(uint32_t devices) {
   const char* text = getenv("ASCEND_RT_VISIBLE_DEVICES");
   if (text == nullptr) return devices;
@@ -37,7 +37,9 @@ Runtime& Runtime::Get() {
   return *runtime;
 }
 
-bool Runtime::Started() { return started.load(); }
+bool Runtime::Started() {
+  return started.load();
+}
 
 Runtime::Runtime() : visible_devices_(VisibleDevices(Settings().devices)), devices_(Settings().devices) {
   Stats();

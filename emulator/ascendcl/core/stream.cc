@@ -10,7 +10,9 @@
 namespace aclemu {
 namespace {
 
-bool Lazy() { return Settings().sched == Sched::kLazy; }
+bool Lazy() {
+  return Settings().sched == Sched::kLazy;
+}
 
 // Waits on a condition variable, for ever if so asked. True when the time is over.
 bool WaitUntil(std::condition_variable& cv, std::unique_lock<std::mutex>& lock, Deadline deadline) {
@@ -84,7 +86,7 @@ Waited Await(const std::shared_ptr<Record>& record, Deadline deadline, const Sto
   if (Lazy()) {
     if (auto stream = record->stream.lock()) {
       Waited waited = stream->WaitFor(record->sequence.load(), deadline, stop);
-      if (waited != Waited::kDone) return waited;
+      if (waited == Waited::kTimeout || (stop != nullptr && stop->IsSet())) return waited;
     }
   }
   std::unique_lock lock(Event::mutex());
@@ -110,16 +112,14 @@ bool Stream::Submit(Task task) {
     }
   }
   if (closed_) return false;
+  if (!Lazy() && !worker_.joinable()) worker_ = std::thread([this] { Work(); });
   ++submitted_;
   if (task.kind == Task::Kind::kRecord) {
     task.record->stream = weak_from_this();
     task.record->sequence.store(submitted_);
   }
   queue_.push_back(std::move(task));
-  if (!Lazy()) {
-    if (!worker_.joinable()) worker_ = std::thread([this] { Work(); });
-    changed_.notify_all();
-  }
+  if (!Lazy()) changed_.notify_all();
   return true;
 }
 
@@ -146,10 +146,18 @@ bool Stream::RunFront(Lock& lock, Deadline deadline, const Stop* outer) {
   aclError code = ACL_SUCCESS;
   bool gave_up = false;
   switch (task.kind) {
-    case Task::Kind::kCopy: code = RunCopy(task); break;
-    case Task::Kind::kSet: SetBytes(task.dst, task.value, task.bytes); break;
-    case Task::Kind::kRecord: Finish(task.record, ACL_SUCCESS); break;
-    case Task::Kind::kReset: task.event->Reset(task.record); break;
+    case Task::Kind::kCopy:
+      code = RunCopy(task);
+      break;
+    case Task::Kind::kSet:
+      SetBytes(task.dst, task.value, task.bytes);
+      break;
+    case Task::Kind::kRecord:
+      Finish(task.record, ACL_SUCCESS);
+      break;
+    case Task::Kind::kReset:
+      task.event->Reset(task.record);
+      break;
     case Task::Kind::kWait:
       if (task.record == nullptr) task.record = task.event->AwaitRecord(deadline, &stop);
       gave_up = task.record == nullptr || Await(task.record, deadline, &stop) != Waited::kDone;

@@ -54,15 +54,16 @@ typedef struct aclemu_stats {
 } aclemu_stats;
 
 /* 0, or -1 when the version is not known or struct_bytes does not fit it. */
-int aclemu_get_stats(aclemu_stats *out);
+int aclemu_get_stats(aclemu_stats* out);
 void aclemu_reset_stats(void);
 
 /* Live blocks of aclrtMalloc on one device, or on all with -1. */
 int64_t aclemu_live_allocs(int32_t device);
 
-/* Read or write device bytes without any rule, count or stream. 0, or -1 when the range is not inside one live block. */
-int aclemu_peek(const void *device_ptr, void *host, size_t bytes);
-int aclemu_poke(void *device_ptr, const void *host, size_t bytes);
+/* Read or write device bytes without any rule, count or stream. 0, or -1 when the range is not inside one live block.
+ */
+int aclemu_peek(const void* device_ptr, void* host, size_t bytes);
+int aclemu_poke(void* device_ptr, const void* host, size_t bytes);
 
 typedef enum aclemu_class {
   ACLEMU_CLASS_PAGEABLE = 0,   /* any address the emulator does not know */
@@ -71,10 +72,10 @@ typedef enum aclemu_class {
   ACLEMU_CLASS_DEVICE = 3,
   ACLEMU_CLASS_DEAD_DEVICE = 4 /* device address range, no live block there */
 } aclemu_class;
-int aclemu_ptr_class(const void *ptr);
+int aclemu_ptr_class(const void* ptr);
 
 /* Adds fault rules in the form of ACLEMU_FAULT; "" removes all rules. 0, or -1 when the text cannot be parsed. */
-int aclemu_inject(const char *rules);
+int aclemu_inject(const char* rules);
 
 #ifdef __cplusplus
 }

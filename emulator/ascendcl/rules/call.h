@@ -50,7 +50,9 @@ aclError Call(Api api, Body&& body) noexcept {
   return Call(api, NeedsInit::kYes, std::forward<Body>(body));
 }
 
-inline aclError NullPointer(const char* what) { return Fail(ACL_ERROR_INVALID_PARAM, "%s is NULL", what); }
+inline aclError NullPointer(const char* what) {
+  return Fail(ACL_ERROR_INVALID_PARAM, "%s is NULL", what);
+}
 
 // Rule T1. 0 when the thread has a context.
 inline aclError NeedContext() {
@@ -76,10 +78,10 @@ aclError CheckInside(const Place& place, const char* what, uint64_t bytes);
 // 0 unless the caller claims more room than the block has (rule C6).
 aclError CheckRoom(const Place& place, uint64_t claimed);
 
-#define ACLEMU_TRY(expression)                                       \
-  do {                                                               \
-    aclError try_code = (expression);                                \
-    if (try_code != ACL_SUCCESS) return try_code;                    \
+#define ACLEMU_TRY(expression)                    \
+  do {                                            \
+    aclError try_code = (expression);             \
+    if (try_code != ACL_SUCCESS) return try_code; \
   } while (false)
 
 }  // namespace aclemu

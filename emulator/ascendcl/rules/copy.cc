@@ -13,10 +13,9 @@ aclError CheckInside(const Place& place, const char* what, uint64_t bytes) {
   ACLEMU_TRY(Strict(Rule::kC5, ACL_ERROR_RT_PARAM_INVALID, "%s %p + %llu leaves its %s", what, at, size,
                     place.range == nullptr ? "pageable memory" : "block"));
   // Lenient as the hardware, which checks pages only.
-  if (place.cls == MemClass::kDevice && place.offset() + bytes > place.range->paged) {
-    return Fail(ACL_ERROR_RT_PARAM_INVALID, "%s %p + %llu leaves its pages", what, at, size);
-  }
-  return ACL_SUCCESS;
+  if (place.range == nullptr) return ACL_SUCCESS;
+  if (place.cls == MemClass::kDevice && place.offset() + bytes <= place.range->paged) return ACL_SUCCESS;
+  return Fail(ACL_ERROR_RT_PARAM_INVALID, "%s %p + %llu leaves its pages", what, at, size);
 }
 
 aclError CheckRoom(const Place& place, uint64_t claimed) {
@@ -53,9 +52,12 @@ aclError CheckArguments(const CopyCall& call) {
 
 bool KindFits(aclrtMemcpyKind kind, Direction direction) {
   switch (kind) {
-    case ACL_MEMCPY_DEFAULT: return true;
-    case ACL_MEMCPY_HOST_TO_BUF_TO_DEVICE: return direction == Direction::kH2D;
-    default: return static_cast<int>(kind) == static_cast<int>(direction);
+    case ACL_MEMCPY_DEFAULT:
+      return true;
+    case ACL_MEMCPY_HOST_TO_BUF_TO_DEVICE:
+      return direction == Direction::kH2D;
+    default:
+      return static_cast<int>(kind) == static_cast<int>(direction);
   }
 }
 
@@ -188,9 +190,8 @@ aclemu_impl_aclrtMemcpy(void* dst, size_t dest_max, const void* src, size_t coun
 ACLEMU_ENTRY(aclError)
 aclemu_impl_aclrtMemcpyAsync(void* dst, size_t dest_max, const void* src, size_t count, aclrtMemcpyKind kind,
                              aclrtStream stream) {
-  return Call(Api::aclrtMemcpyAsync, [&](Runtime& runtime) {
-    return CopyAsync(runtime, {dst, dest_max, src, count, kind}, stream);
-  });
+  return Call(Api::aclrtMemcpyAsync,
+              [&](Runtime& runtime) { return CopyAsync(runtime, {dst, dest_max, src, count, kind}, stream); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMemset(void* ptr, size_t max_count, int32_t value, size_t count) {

@@ -13,7 +13,9 @@ namespace {
 
 constexpr uint64_t kGiantPage = 1ULL << 30;
 
-uint64_t AlignUp(uint64_t value, uint64_t alignment) { return (value + alignment - 1) / alignment * alignment; }
+uint64_t AlignUp(uint64_t value, uint64_t alignment) {
+  return (value + alignment - 1) / alignment * alignment;
+}
 
 enum class Pages { kNormal, kHuge, kHugeElseNormal, kHuge1G };
 
@@ -21,14 +23,19 @@ enum class Pages { kNormal, kHuge, kHugeElseNormal, kHuge1G };
 Pages Choose(aclrtMemMallocPolicy policy, uint64_t padded) {
   switch (static_cast<uint32_t>(policy)) {
     case ACL_MEM_MALLOC_HUGE_FIRST:
-    case ACL_MEM_MALLOC_HUGE_FIRST_P2P: return padded <= kChunk / 2 ? Pages::kNormal : Pages::kHugeElseNormal;
+    case ACL_MEM_MALLOC_HUGE_FIRST_P2P:
+      return padded <= kChunk / 2 ? Pages::kNormal : Pages::kHugeElseNormal;
     case ACL_MEM_MALLOC_HUGE_ONLY:
-    case ACL_MEM_MALLOC_HUGE_ONLY_P2P: return Pages::kHuge;
+    case ACL_MEM_MALLOC_HUGE_ONLY_P2P:
+      return Pages::kHuge;
     case ACL_MEM_MALLOC_NORMAL_ONLY:
-    case ACL_MEM_MALLOC_NORMAL_ONLY_P2P: return Pages::kNormal;
+    case ACL_MEM_MALLOC_NORMAL_ONLY_P2P:
+      return Pages::kNormal;
     case ACL_MEM_MALLOC_HUGE1G_ONLY:
-    case ACL_MEM_MALLOC_HUGE1G_ONLY_P2P: return Pages::kHuge1G;
-    default: return padded >= kChunk ? Pages::kHugeElseNormal : Pages::kNormal;
+    case ACL_MEM_MALLOC_HUGE1G_ONLY_P2P:
+      return Pages::kHuge1G;
+    default:
+      return padded >= kChunk ? Pages::kHugeElseNormal : Pages::kNormal;
   }
 }
 
@@ -230,7 +237,7 @@ aclemu_impl_aclrtHostRegister(void* ptr, uint64_t size, aclrtHostRegisterType ty
     if (type != ACL_HOST_REGISTER_MAPPED) return Fail(ACL_ERROR_INVALID_PARAM, "type %d", static_cast<int>(type));
     ACLEMU_TRY(NeedContext());
     // The address is for kernels only, never for copies: one where no block is serves.
-    uintptr_t address = runtime.ranges.ReserveAddresses(Runtime::Current()->device, size, kPage);
+    uintptr_t address = runtime.ranges.ReserveAddresses(Runtime::Current()->device, kPage, kPage);
     if (address == 0) return Fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "no device addresses left");
     ACLEMU_TRY(RegisterHost(runtime, ptr, size));
     *device_ptr = reinterpret_cast<void*>(address);
@@ -257,8 +264,8 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtHostUnregister(void* ptr) {
     if (ptr == nullptr) return NullPointer("ptr");
     ACLEMU_TRY(NeedContext());
     std::shared_ptr<Range> block;
-    ACLEMU_TRY(Release(runtime, ptr, MemClass::kRegistered, Rule::kR2, ACL_ERROR_RT_HOST_MEMORY_NOT_REGISTERED,
-                       &block));
+    ACLEMU_TRY(
+        Release(runtime, ptr, MemClass::kRegistered, Rule::kR2, ACL_ERROR_RT_HOST_MEMORY_NOT_REGISTERED, &block));
     Bump(Stats().host_unregisters);
     return ACL_SUCCESS;
   });
@@ -285,7 +292,8 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtPointerGetAttributes(const void* ptr, ac
         if (!Settings().pageable_sync) return Fail(ACL_ERROR_RT_PARAM_INVALID, "%p is not known to ACL", ptr);
         found.location = {0, ACL_MEM_LOCATION_TYPE_UNREGISTERED};
         break;
-      case MemClass::kDeadDevice: return Fail(ACL_ERROR_RT_PARAM_INVALID, "%p is in no live block", ptr);
+      case MemClass::kDeadDevice:
+        return Fail(ACL_ERROR_RT_PARAM_INVALID, "%p is in no live block", ptr);
     }
     *attributes = found;
     return ACL_SUCCESS;

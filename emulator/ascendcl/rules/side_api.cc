@@ -42,13 +42,15 @@ ACLEMU_ENTRY(int) aclemu_get_stats(aclemu_stats* out) {
   r.version = ACLEMU_STATS_VERSION;
   r.struct_bytes = sizeof(r);
 #define FIELD(name) r.name = s.name.load();
-  FIELD(device_allocs) FIELD(device_allocs_failed) FIELD(device_frees) FIELD(device_paged_bytes)
-  FIELD(device_peak_paged_bytes) FIELD(host_allocs) FIELD(host_frees) FIELD(host_registers) FIELD(host_unregisters)
-  FIELD(memsets) FIELD(pageable_copies) FIELD(pageable_async_fallbacks) FIELD(set_device_calls)
-  FIELD(set_device_switches) FIELD(streams_created) FIELD(streams_live) FIELD(events_created) FIELD(events_live)
-  FIELD(submits_blocked) FIELD(synchronizes) FIELD(violations)
+  FIELD(device_allocs)
+  FIELD(device_allocs_failed)
+  FIELD(device_frees) FIELD(device_paged_bytes) FIELD(device_peak_paged_bytes) FIELD(host_allocs) FIELD(host_frees)
+      FIELD(host_registers) FIELD(host_unregisters) FIELD(memsets) FIELD(pageable_copies)
+          FIELD(pageable_async_fallbacks) FIELD(set_device_calls) FIELD(set_device_switches) FIELD(streams_created)
+              FIELD(streams_live) FIELD(events_created) FIELD(events_live) FIELD(submits_blocked) FIELD(synchronizes)
+                  FIELD(violations)
 #undef FIELD
-  for (int d = 0; d < 4; ++d) {
+                      for (int d = 0; d < 4; ++d) {
     r.sync_copies[d] = s.sync_copies[d].load();
     r.sync_bytes[d] = s.sync_bytes[d].load();
     r.async_copies[d] = s.async_copies[d].load();
@@ -60,13 +62,14 @@ ACLEMU_ENTRY(int) aclemu_get_stats(aclemu_stats* out) {
   return 0;
 }
 
-ACLEMU_ENTRY(void) aclemu_reset_stats(void) { ResetStats(); }
+ACLEMU_ENTRY(void) aclemu_reset_stats(void) {
+  ResetStats();
+}
 
 ACLEMU_ENTRY(int64_t) aclemu_live_allocs(int32_t device) {
   int64_t count = 0;
-  Runtime::Get().ranges.ForEach([&](const Range& range) {
-    count += range.cls == MemClass::kDevice && (device == -1 || range.device == device);
-  });
+  Runtime::Get().ranges.ForEach(
+      [&](const Range& range) { count += range.cls == MemClass::kDevice && (device == -1 || range.device == device); });
   return count;
 }
 
@@ -84,11 +87,16 @@ ACLEMU_ENTRY(int) aclemu_poke(void* device_ptr, const void* host, size_t bytes) 
 
 ACLEMU_ENTRY(int) aclemu_ptr_class(const void* ptr) {
   switch (Runtime::Get().ranges.Find(ptr).cls) {
-    case MemClass::kPageable: return ACLEMU_CLASS_PAGEABLE;
-    case MemClass::kPinned: return ACLEMU_CLASS_PINNED;
-    case MemClass::kRegistered: return ACLEMU_CLASS_REGISTERED;
-    case MemClass::kDevice: return ACLEMU_CLASS_DEVICE;
-    case MemClass::kDeadDevice: return ACLEMU_CLASS_DEAD_DEVICE;
+    case MemClass::kPageable:
+      return ACLEMU_CLASS_PAGEABLE;
+    case MemClass::kPinned:
+      return ACLEMU_CLASS_PINNED;
+    case MemClass::kRegistered:
+      return ACLEMU_CLASS_REGISTERED;
+    case MemClass::kDevice:
+      return ACLEMU_CLASS_DEVICE;
+    case MemClass::kDeadDevice:
+      return ACLEMU_CLASS_DEAD_DEVICE;
   }
   return ACLEMU_CLASS_PAGEABLE;
 }

@@ -57,11 +57,17 @@ class Acl : public testing::Test {
   aclrtStream stream_ = nullptr;
 };
 
-void* Offset(void* base, size_t bytes) { return static_cast<uint8_t*>(base) + bytes; }
+void* Offset(void* base, size_t bytes) {
+  return static_cast<uint8_t*>(base) + bytes;
+}
 
-TEST_F(Acl, SecondInitAnswersRepeat) { EXPECT_EQ(aclInit(nullptr), ACL_ERROR_REPEAT_INITIALIZE); }
+TEST_F(Acl, SecondInitAnswersRepeat) {
+  EXPECT_EQ(aclInit(nullptr), ACL_ERROR_REPEAT_INITIALIZE);
+}
 
-TEST_F(Acl, MissingConfigFileIsInvalidFile) { EXPECT_EQ(aclInit("/nonexistent/acl.json"), ACL_ERROR_INVALID_FILE); }
+TEST_F(Acl, MissingConfigFileIsInvalidFile) {
+  EXPECT_EQ(aclInit("/nonexistent/acl.json"), ACL_ERROR_INVALID_FILE);
+}
 
 TEST_F(Acl, VersionAndRunModeAreKnown) {
   int32_t major = 0, minor = 0, patch = -1;

@@ -16,9 +16,9 @@ extern "C" {
 typedef int aclError;
 
 /* Never dereferenced by callers; a stale one is answered with an error code. */
-typedef void *aclrtContext;
-typedef void *aclrtStream;
-typedef void *aclrtEvent;
+typedef void* aclrtContext;
+typedef void* aclrtStream;
+typedef void* aclrtEvent;
 
 #define ACL_SUCCESS 0
 #define ACL_ERROR_NONE 0

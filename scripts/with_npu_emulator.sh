@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Runs a program with the ACL emulator in place of CANN: its libraries come first on LD_LIBRARY_PATH.
+set -euo pipefail
+
+usage() {
+  cat <<'HELP'
+usage: with_npu_emulator.sh [--build DIR] COMMAND [ARGUMENT...]
+
+Runs COMMAND with libascendcl.so and libacl_rt.so of the emulator first on LD_LIBRARY_PATH.
+  --build DIR   the build directory (default: build/release of this tree)
+
+Environment (docs/emulator.md explains each):
+  ACLEMU_DEVICES=2                     number of devices, 1 to 64
+  ACLEMU_HBM=1G                        memory of each device (bytes, or with K, M, G, T)
+  ACLEMU_KEEP=256M                     freed device memory that stays resident; more goes back to the system
+  ACLEMU_SCHED=eager|lazy              run stream tasks as they come, or only when something waits for them
+  ACLEMU_VIOLATION=return|abort|log    what happens when a rule of use is broken
+  ACLEMU_PAGEABLE=refuse|sync          asynchronous copies of pageable memory: error, or as CANN 8.5
+  ACLEMU_HOSTMEM=auto|plain|secret     memory behind aclrtMallocHost
+  ACLEMU_POISON=1|0                    fill new and freed memory with patterns
+  ACLEMU_FAULT="aclrtMalloc@5=207001"  the 5th call returns that code; several with ';'; also H2D, D2H, D2D
+  ACLEMU_REPORT=stderr|FILE            JSON at exit: counters, violations, leaks
+  ACLEMU_LEAK_FATAL=1                  exit code 23 if memory, streams or events are live at exit
+  ASCEND_RT_VISIBLE_DEVICES=0,1        as on a real host
+HELP
+}
+
+build="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)/build/release"
+while [[ $# -gt 0 ]]; do
+  case "$1" in
+    -h | --help) usage; exit 0 ;;
+    --build)
+      [[ $# -ge 2 ]] || { usage >&2; exit 2; }
+      build="$2"
+      shift 2
+      ;;
+    --) shift; break ;;
+    -*) echo "with_npu_emulator.sh: unknown option $1" >&2; usage >&2; exit 2 ;;
+    *) break ;;
+  esac
+done
+[[ $# -gt 0 ]] || { usage >&2; exit 2; }
+
+libraries="$build/emulator/lib64"
+if [[ ! -e "$libraries/libascendcl.so" || ! -e "$libraries/libacl_rt.so" ]]; then
+  echo "with_npu_emulator.sh: no emulator in $libraries (build the targets ascendcl and acl_rt)" >&2
+  exit 2
+fi
+libraries="$(cd "$libraries" && pwd)"
+export LD_LIBRARY_PATH="$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+exec "$@"
