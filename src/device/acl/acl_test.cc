@@ -159,10 +159,13 @@ class AclRuntimeTest : public ::testing::Test {
     ASSERT_TRUE(runtime) << runtime.error().ToString();
     runtime_ = *runtime;
     ASSERT_TRUE(EmulatorProbe::Loaded());
+    violations_before_ = EmulatorProbe::Stats().violations;
   }
   void TearDown() override {
     if (!EmulatorProbe::Loaded()) return;
     EmulatorProbe::Inject("");
+    EXPECT_EQ(EmulatorProbe::Stats().violations - violations_before_, violations_meant_)
+        << "the emulator saw a call that no release of ACL takes";
     EXPECT_EQ(EmulatorProbe::LiveBlocks(), 0);
   }
   const acl::FunctionTable& functions() { return dynamic_cast<acl::AclRuntime&>(*runtime_).library().functions; }
@@ -173,6 +176,8 @@ class AclRuntimeTest : public ::testing::Test {
   }
 
   std::shared_ptr<NpuRuntime> runtime_;
+  uint64_t violations_before_ = 0;
+  uint64_t violations_meant_ = 0;
 };
 
 TEST_F(AclRuntimeTest, ProcessSharesOneRuntime) {
@@ -224,6 +229,7 @@ TEST_F(AclRuntimeTest, CopyBeyondTheTargetIsRefusedByTheRuntime) {
   const auto source = Pattern(100);
   const auto block = runtime_->Allocate(0, 50);
   ASSERT_TRUE(block);
+  violations_meant_ = 1;
   const auto copied = runtime_->CopyHostToDevice(*block, 50, source.data(), 100);
   ASSERT_FALSE(copied);
   EXPECT_EQ(copied.error().code(), ErrorCode::DATA_COPY_FAILED);
