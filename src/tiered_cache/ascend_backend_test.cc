@@ -8,7 +8,7 @@
 #include <span>
 #include <thread>
 
-#include "tiered_cache/emulator_probe.h"
+#include "device/acl/test_emulator_probe.h"
 #include "tiered_cache/fake_npu_runtime.h"
 #include "tiered_cache/tiered_backend.h"
 #include "tiered_cache/tiers/ascend_tier.h"

@@ -6,8 +6,8 @@
 #include <thread>
 
 #include "common/byte_size.h"
+#include "device/acl/test_emulator_probe.h"
 #include "tiered_cache/data_copier.h"
-#include "tiered_cache/emulator_probe.h"
 #include "tiered_cache/fake_npu_runtime.h"
 
 namespace mooncake {

@@ -6,6 +6,7 @@
 #include <sys/sysinfo.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <random>
 #include <thread>
@@ -167,9 +168,10 @@ TEST(DramTierTest, RefusesMissingNumaNode) {
 }
 
 TEST(DramTierTest, BindsToNodeZeroWhereThereIsOne) {
-  if (access("/sys/devices/system/node/node0", F_OK) != 0) GTEST_SKIP() << "this kernel knows no NUMA nodes";
+  const bool has_nodes = access("/sys/devices/system/node/node0", F_OK) == 0;
   const auto tier = DramTier::Open({.capacity = 1 << 20, .priority = 0, .tags = {}, .numa_node = 0, .prefault = true});
-  ASSERT_TRUE(tier) << tier.error().ToString();
+  ASSERT_EQ(tier.has_value(), has_nodes) << tier.error().ToString();
+  if (!has_nodes) return;
   const auto block = (*tier)->Allocate(1 << 20);
   ASSERT_TRUE(block);
   std::memset(HostOf(*block).data(), 1, block->size());
@@ -183,15 +185,14 @@ long MinorFaults() {
 
 // Prefaulting touches every page once, which the kernel counts; a tier destroyed at once must have touched only some.
 TEST(DramTierTest, PrefaultStopsWhenTheTierDiesEarly) {
-  constexpr size_t kCapacity = size_t{2} << 30;
   struct sysinfo host{};
   ASSERT_EQ(sysinfo(&host), 0);
-  if (host.freeram * host.mem_unit < 2 * kCapacity) GTEST_SKIP() << "too little free memory";
+  const size_t capacity = std::min(size_t{2} << 30, host.totalram * host.mem_unit / 4);
   const long before = MinorFaults();
   {
-    ASSERT_TRUE(DramTier::Open({.capacity = kCapacity, .priority = 0, .tags = {}, .numa_node = {}, .prefault = true}));
+    ASSERT_TRUE(DramTier::Open({.capacity = capacity, .priority = 0, .tags = {}, .numa_node = {}, .prefault = true}));
   }
-  const long pages = static_cast<long>(kCapacity) / sysconf(_SC_PAGESIZE);
+  const long pages = static_cast<long>(capacity) / sysconf(_SC_PAGESIZE);
   EXPECT_LT(MinorFaults() - before, pages / 2);
 }
 

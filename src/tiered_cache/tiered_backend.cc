@@ -18,6 +18,13 @@ auto FindReplica(auto& replicas, size_t tier_index) {
   return std::find_if(replicas.begin(), replicas.end(), [&](const auto& r) { return r.tier_index == tier_index; });
 }
 
+// Where the entry's replica on that tier stands, if the content is still `version`.
+std::optional<size_t> PositionOf(const MetadataEntry& entry, size_t tier_index, uint64_t version) {
+  const auto replica = FindReplica(entry.replicas, tier_index);
+  if (replica == entry.replicas.end() || entry.version != version) return std::nullopt;
+  return static_cast<size_t>(replica - entry.replicas.begin());
+}
+
 }  // namespace
 
 Result<std::unique_ptr<TieredBackend>> TieredBackend::Open(std::vector<std::shared_ptr<CacheTier>> tiers,
@@ -292,9 +299,9 @@ bool TieredBackend::MoveReplica(const EntryPtr& entry, size_t from, AllocationHa
   Released released;
   {
     std::unique_lock lock(ShardOf(entry->key).mutex);
-    const auto replica = FindReplica(entry->replicas, from);
-    if (replica == entry->replicas.end() || entry->version != version) return false;
-    TakeReplica(*entry, static_cast<size_t>(replica - entry->replicas.begin()), released);
+    const auto position = PositionOf(*entry, from, version);
+    if (!position) return false;
+    TakeReplica(*entry, *position, released);
     PlaceReplica(*entry, to_index, std::move(to), released);
   }
   slots_[from]->demoted_out.fetch_add(1, std::memory_order_relaxed);
@@ -308,9 +315,9 @@ bool TieredBackend::DropReplica(const EntryPtr& entry, size_t from, uint64_t ver
   {
     Shard& shard = ShardOf(entry->key);
     std::unique_lock lock(shard.mutex);
-    const auto replica = FindReplica(entry->replicas, from);
-    if (replica == entry->replicas.end() || entry->version != version) return false;
-    TakeReplica(*entry, static_cast<size_t>(replica - entry->replicas.begin()), released);
+    const auto position = PositionOf(*entry, from, version);
+    if (!position) return false;
+    TakeReplica(*entry, *position, released);
     if (entry->replicas.empty()) shard.entries.erase(entry->key);
   }
   slots_[from]->dropped.fetch_add(1, std::memory_order_relaxed);

@@ -7,7 +7,7 @@
 #include <set>
 #include <thread>
 
-#include "tiered_cache/backend_fixture.h"
+#include "tiered_cache/test_backend_fixture.h"
 #include "tiered_cache/tiers/dram_tier.h"
 
 namespace mooncake {
@@ -298,16 +298,34 @@ TEST_F(EvictionTest, BlockThatCannotBeCopiedIsDroppedWithAWarning) {
   EXPECT_EQ(low_->usage(), 0u);
 }
 
+// The new content stands on the same tier, so only its version tells it from the one that was copied.
 TEST_F(EvictionTest, BlockReplacedDuringItsMoveKeepsTheNewContent) {
-  OpenBlocks(1, 3);
+  OpenBlocks(2, 3);
   PutBlock("a");
+  PutBlock("b");
   low_->before_allocate = [&] {
     low_->before_allocate = nullptr;
-    ASSERT_TRUE(Put("a", ContentOf("a", kBlock, 9), low()));
+    ASSERT_TRUE(backend_->Delete("b"));
+    PutBlock("a", 9);
   };
-  PutBlock("b");
+  PutBlock("c");
   EXPECT_EQ(GetBytes("a"), ContentOf("a", kBlock, 9));
+  EXPECT_THAT(Keys(), ElementsAre("a", "c"));
   EXPECT_EQ(top_->usage() + low_->usage(), 2 * kBlock);
+}
+
+TEST_F(EvictionTest, BlockReplacedWhenItIsAboutToBeDroppedKeepsTheNewContent) {
+  OpenBlocks(2, 1);
+  PutBlock("a");
+  PutBlock("b");
+  low_->Refuse(Status(ErrorCode::NO_AVAILABLE_HANDLE, "device full", 207001));
+  low_->before_allocate = [&] {
+    low_->before_allocate = nullptr;
+    ASSERT_TRUE(backend_->Delete("b"));
+    PutBlock("a", 9);
+  };
+  PutBlock("c");
+  EXPECT_EQ(GetBytes("a"), ContentOf("a", kBlock, 9));
 }
 
 TEST_F(EvictionTest, BlockDeletedDuringItsMoveStaysDeleted) {

@@ -10,7 +10,8 @@
 
 #include "common/env.h"
 #include "device/acl/acl_runtime.h"
-#include "tiered_cache/emulator_probe.h"
+#include "device/acl/test_emulator_probe.h"
+#include "device/memory_range.h"
 
 namespace mooncake {
 namespace {
@@ -353,6 +354,55 @@ TEST_F(AclRuntimeTest, TellsDeviceMemoryFromHostMemory) {
   EXPECT_EQ(runtime_->DeviceOf(&host), std::nullopt);
   EXPECT_TRUE(runtime_->Free(*block));
 }
+
+// --- NPU ranges ---
+
+TEST_F(AclRuntimeTest, RangeKnowsItsSizeAndParts) {
+  const NpuRange npu{{1, static_cast<DeviceAddress>(0x1000)}, 100, runtime_.get()};
+  const MemoryRange whole = npu;
+  EXPECT_EQ(SizeOf(whole), 100u);
+  EXPECT_FALSE(IsHost(whole));
+  const auto part = std::get<NpuRange>(SubRange(whole, 40, 60));
+  EXPECT_EQ(part.at.device_id, 1);
+  EXPECT_EQ(static_cast<uintptr_t>(part.at.device_ptr), 0x1028u);
+  EXPECT_EQ(part.size, 60u);
+  EXPECT_EQ(part.runtime, runtime_.get());
+}
+
+TEST_F(AclRuntimeTest, RangeIsReadAndWrittenInParts) {
+  const auto block = runtime_->Allocate(0, 1000);
+  ASSERT_TRUE(block);
+  const MemoryRange middle = SubRange(NpuRange{*block, 1000, runtime_.get()}, 250, 500);
+  auto written = Pattern(500);
+  std::vector<std::byte> read(500);
+  ASSERT_TRUE(CopyFromHost(middle, written));
+  ASSERT_TRUE(CopyToHost(HostRange(read), middle));
+  EXPECT_EQ(read, written);
+  EmulatorProbe::Inject("aclrtMemcpy@1=507013");
+  const auto refused = CopyFromHost(middle, written);
+  EmulatorProbe::Inject("aclrtMemcpy@1=507001");
+  const auto unread = CopyToHost(HostRange(read), middle);
+  ASSERT_TRUE(!refused && !unread);
+  EXPECT_EQ(refused.error().vendor_code(), 507013);
+  EXPECT_EQ(unread.error().vendor_code(), 507001);
+  EXPECT_TRUE(runtime_->Free(*block));
+}
+
+TEST_F(AclRuntimeTest, RangeOfZeroBytesDoesNotReachTheDevice) {
+  const auto block = runtime_->Allocate(0, 10);
+  ASSERT_TRUE(block);
+  const aclemu_stats before = EmulatorProbe::Stats();
+  const MemoryRange nothing = SubRange(NpuRange{*block, 10, runtime_.get()}, 5, 0);
+  EXPECT_TRUE(CopyFromHost(nothing, {}));
+  EXPECT_TRUE(CopyToHost({}, nothing));
+  const aclemu_stats after = EmulatorProbe::Stats();
+  for (const int direction : {ACLEMU_H2D, ACLEMU_D2H}) {
+    EXPECT_EQ(after.sync_copies[direction], before.sync_copies[direction]);
+  }
+  EXPECT_TRUE(runtime_->Free(*block));
+}
+
+// --- threads ---
 
 TEST_F(AclRuntimeTest, ThreadsUseBothDevicesAtOnce) {
   ASSERT_GE(runtime_->DeviceCount(), 2);

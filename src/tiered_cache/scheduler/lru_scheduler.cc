@@ -29,8 +29,9 @@ bool LruScheduler::OnAllocationFailure(size_t tier_index, size_t size) {
     EntryPtr victim = queue.PopOldest();
     if (victim == nullptr) break;
     if (const auto bytes = Evict(tier_index, victim)) {
-      freed += *bytes;
       any = true;
+      freed += *bytes;
+      if (*bytes == 0) break;  // it left by other means: its room may already do
     } else {
       busy.push_back(std::move(victim));
     }

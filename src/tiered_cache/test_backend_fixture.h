@@ -4,12 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
+#include <future>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
-#include "tiered_cache/heap_tier.h"
+#include "tiered_cache/test_heap_tier.h"
 #include "tiered_cache/tiered_backend.h"
 
 namespace mooncake {
@@ -67,6 +70,20 @@ class BackendFixture : public ::testing::Test {
   std::shared_ptr<HeapTier> low_;
   std::unique_ptr<TieredBackend> backend_;
 };
+
+// False when another thread cannot get through the backend's locks, so that somebody must hold one. With one shard
+// every key shares the lock.
+inline bool ReachableByAnotherThread(const std::shared_ptr<TieredBackend>& backend) {
+  auto answer = std::make_shared<std::promise<void>>();
+  auto answered = answer->get_future();
+  std::thread([backend, answer] {
+    (void)backend->Exist("k");
+    (void)backend->Get("k", std::nullopt, /*record_access=*/false);
+    (void)backend->GetTierViews();
+    answer->set_value();
+  }).detach();  // it may hang; it holds what it uses
+  return answered.wait_for(std::chrono::seconds(10)) == std::future_status::ready;
+}
 
 // Outcome of a call that must fail.
 template <typename T>

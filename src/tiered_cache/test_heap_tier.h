@@ -50,6 +50,7 @@ class HeapTier final : public CacheTier {
   }
 
   std::function<void()> before_allocate;
+  std::function<void()> on_access;                          // somebody asks where the bytes are
   std::atomic<bool> break_buffers = false;                  // its memory has no address: copies fail
   std::function<void(std::span<const std::byte>)> on_free;  // sees the bytes once more
 
@@ -63,7 +64,10 @@ class HeapTier final : public CacheTier {
       std::memset(bytes_.get(), static_cast<int>(kPoison), size_);
     }
     size_t size() const override { return size_; }
-    std::byte* data() const override { return tier_.break_buffers ? nullptr : bytes_.get(); }
+    std::byte* data() const override {
+      if (tier_.on_access) tier_.on_access();
+      return tier_.break_buffers ? nullptr : bytes_.get();
+    }
 
    private:
     CapacityBudget::Reservation room_;
