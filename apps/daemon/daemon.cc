@@ -87,7 +87,9 @@ int Fail(const char* program, const std::string& reason) {
   return 1;
 }
 
-int Fail(const char* program, const Status& status) { return Fail(program, status.ToString()); }
+int Fail(const char* program, const Status& status) {
+  return Fail(program, status.ToString());
+}
 
 void PrintReady(const std::string& line) {
   fmt::print("{}\n", line);
@@ -96,7 +98,8 @@ void PrintReady(const std::string& line) {
 
 Result<void> CheckDeploymentMode(const std::string& mode) {
   if (mode == "P2P" || mode == "Centralization") return {};
-  return Error(ErrorCode::INVALID_PARAMS, "--deployment_mode '{}': write P2P (Centralization is accepted and means P2P as well)", mode);
+  return Error(ErrorCode::INVALID_PARAMS,
+               "--deployment_mode '{}': write P2P (Centralization is accepted and means P2P as well)", mode);
 }
 
 }  // namespace mooncake::daemon

@@ -8,8 +8,8 @@
 
 namespace mooncake::daemon {
 
-// Parses gflags. --help prints the usage and this program's flags to stdout and exits 0; an unknown or malformed flag, or an
-// argument that is no flag, prints the reason and exits 1.
+// Parses gflags. --help prints the usage and this program's flags to stdout and exits 0; an unknown or malformed flag,
+// or an argument that is no flag, prints the reason and exits 1.
 void ParseFlags(int argc, char** argv, const char* program, const std::string& usage);
 
 // Blocks SIGINT and SIGTERM for this thread and those it starts. Call before the first thread.

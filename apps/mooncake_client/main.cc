@@ -7,22 +7,26 @@
 
 #include "client/real_client.h"
 #include "common/byte_size.h"
-#include "daemon/daemon.h"
 #include "common/env.h"
 #include "common/log.h"
 #include "common/version.h"
+#include "daemon/daemon.h"
 #include "protocol/methods.h"
 #include "protocol/peer_messages.h"
 #include "rpc/rpc_server.h"
 
-DEFINE_string(host, "0.0.0.0", "host name or address peers reach this client at; default: the address that faces the master. 0.0.0.0 given explicitly listens everywhere");
-DEFINE_string(metadata_server, "http://127.0.0.1:8080/metadata", "P2PHANDSHAKE: none is needed, peers find each other through the master");
+DEFINE_string(host, "0.0.0.0",
+              "host name or address peers reach this client at; default: the address that faces the master. 0.0.0.0 "
+              "given explicitly listens everywhere");
+DEFINE_string(metadata_server, "http://127.0.0.1:8080/metadata",
+              "P2PHANDSHAKE: none is needed, peers find each other through the master");
 DEFINE_string(device_names, "", "RDMA devices, comma separated");
 DEFINE_string(master_server_address, "127.0.0.1:50051", "host:port of the master");
 DEFINE_string(protocol, "tcp", "tcp");
 DEFINE_int32(port, 50052, "local control port, on 127.0.0.1 only");
 DEFINE_int32(threads, 1, "threads of the local control port");
-DEFINE_string(global_segment_size, "4 GB", "accepted, without meaning in P2P deployment: tiers come from --tiered_backend_config");
+DEFINE_string(global_segment_size, "4 GB",
+              "accepted, without meaning in P2P deployment: tiers come from --tiered_backend_config");
 DEFINE_string(local_buffer_size, "0", "accepted, without meaning here: no staging pool is needed");
 DEFINE_string(deployment_mode, "Centralization", "P2P; Centralization is accepted and means P2P as well");
 DEFINE_string(tiered_backend_config, "conf/tiered_backend.json",
@@ -40,7 +44,8 @@ DEFINE_int32(local_memcpy_async_worker_num, 32, "accepted, without meaning here"
 DEFINE_string(p2p_transfer_direction_mode, "reverse", "reverse or forward: accepted, the owner's side decides");
 DEFINE_int32(p2p_key_lease_duration_ms, 0, "accepted, without meaning here: reads hold references, not leases");
 DEFINE_int32(p2p_key_lease_scan_interval_ms, 0, "accepted, without meaning here");
-DEFINE_int32(http_port, 9003, "HTTP port (/health, /metrics, /get_key_count); when the default is taken the next free one is used");
+DEFINE_int32(http_port, 9003,
+             "HTTP port (/health, /metrics, /get_key_count); when the default is taken the next free one is used");
 DEFINE_bool(enable_http_server, true, "serve HTTP");
 DEFINE_string(runtime_config, "", "accepted, without meaning yet");
 DEFINE_bool(enable_client_metric_collection, true, "accepted, always on");
@@ -52,7 +57,8 @@ namespace {
 
 constexpr const char* kProgram = "mooncake_client";
 constexpr const char* kUsage =
-    "mooncake_client lends memory tiers of this host (DRAM, Ascend NPU) to the KV-cache store and serves them to its peers.\n"
+    "mooncake_client lends memory tiers of this host (DRAM, Ascend NPU) to the KV-cache store and serves them to its "
+    "peers.\n"
     "Without a master it starts all the same, serves what it has and tries again each second.\n\n"
     "  mooncake_client --master_server_address 127.0.0.1:50051 --port 50052 --client_rpc_port 12345 \\\n"
     "    --deployment_mode P2P --metadata_server P2PHANDSHAKE \\\n"
@@ -73,20 +79,24 @@ Result<size_t> Positive(int32_t value, const char* flag) {
 Result<RealClientOptions> OptionsFromFlags() {
   MC_TRY(daemon::CheckDeploymentMode(FLAGS_deployment_mode));
   if (FLAGS_p2p_local_transfer_mode != "te" && FLAGS_p2p_local_transfer_mode != "memcpy") {
-    return Error(ErrorCode::INVALID_PARAMS, "--p2p_local_transfer_mode '{}': write te or memcpy", FLAGS_p2p_local_transfer_mode);
+    return Error(ErrorCode::INVALID_PARAMS, "--p2p_local_transfer_mode '{}': write te or memcpy",
+                 FLAGS_p2p_local_transfer_mode);
   }
   if (FLAGS_p2p_transfer_direction_mode != "reverse" && FLAGS_p2p_transfer_direction_mode != "forward") {
-    return Error(ErrorCode::INVALID_PARAMS, "--p2p_transfer_direction_mode '{}': write reverse or forward", FLAGS_p2p_transfer_direction_mode);
+    return Error(ErrorCode::INVALID_PARAMS, "--p2p_transfer_direction_mode '{}': write reverse or forward",
+                 FLAGS_p2p_transfer_direction_mode);
   }
   RealClientOptions options;
   const bool config_given = daemon::IsSet("tiered_backend_config") || FLAGS_tiered_backend_config.empty();
   options.tiers = MC_TRY(LoadTieredBackendConfig(
-      config_given ? std::optional<std::string_view>(FLAGS_tiered_backend_config) : std::nullopt, env::Get, BuiltTierSupport()));
+      config_given ? std::optional<std::string_view>(FLAGS_tiered_backend_config) : std::nullopt, env::Get,
+      BuiltTierSupport()));
   options.local_hostname = daemon::IsSet("host") ? FLAGS_host : "";
   options.master = MC_TRY(Endpoint::Parse(FLAGS_master_server_address, 50051));
   options.rpc_port = MC_TRY(Port(FLAGS_client_rpc_port, "client_rpc_port", 1));
   // They only move bytes and never block, so more than the cores can feed is of no use.
-  options.rpc_threads = std::min<size_t>(MC_TRY(Positive(FLAGS_rpc_thread_num, "rpc_thread_num")), 2 * std::thread::hardware_concurrency());
+  options.rpc_threads = std::min<size_t>(MC_TRY(Positive(FLAGS_rpc_thread_num, "rpc_thread_num")),
+                                         2 * std::thread::hardware_concurrency());
   options.lock_shard_count = MC_TRY(Positive(FLAGS_lock_shard_count, "lock_shard_count"));
   options.announce_batch_max = MC_TRY(Positive(FLAGS_async_max_batch_size, "async_max_batch_size"));
   options.enable_http = FLAGS_enable_http_server;
@@ -122,18 +132,21 @@ Result<void> Run() {
   const auto client = MC_TRY(RealClient::Open(options));
   rpc::IoPool io(static_cast<size_t>(std::max(1, FLAGS_threads)));
   const auto control = MC_TRY(ServeControlPort(io, *client));
-  const std::string idle = daemon::GivenOf({"global_segment_size", "local_buffer_size", "route_cache_max_memory", "route_cache_ttl_ms",
-                                            "async_sender_thread_count", "async_route_queue_size", "local_memcpy_async_worker_num",
-                                            "p2p_key_lease_duration_ms", "p2p_key_lease_scan_interval_ms", "runtime_config",
-                                            "enable_client_metric_collection", "metric_report_interval_seconds", "heartbeat_rpc_port",
-                                            "enable_offload", "device_names"});
+  const std::string idle =
+      daemon::GivenOf({"global_segment_size", "local_buffer_size", "route_cache_max_memory", "route_cache_ttl_ms",
+                       "async_sender_thread_count", "async_route_queue_size", "local_memcpy_async_worker_num",
+                       "p2p_key_lease_duration_ms", "p2p_key_lease_scan_interval_ms", "runtime_config",
+                       "enable_client_metric_collection", "metric_report_interval_seconds", "heartbeat_rpc_port",
+                       "enable_offload", "device_names"});
   if (!idle.empty()) log::Info("accepted, but without meaning here: {}", idle);
   if (FLAGS_protocol != "tcp") log::Warn("--protocol {}: this build moves bytes over TCP", FLAGS_protocol);
   const ClientHealth health = client->health();
   daemon::PrintReady(fmt::format(
-      "mooncake_client ready: peers {}, control 127.0.0.1:{}, http {}, master {} {}, tiers {}", client->hostname(), control->port(),
-      client->http_port() != 0 ? std::to_string(client->http_port()) : "off", FLAGS_master_server_address,
-      health == ClientHealth::DEGRADED ? "DEGRADED (not reachable, trying again each second)" : "registered", DescribeTiers(*client)));
+      "mooncake_client ready: peers {}, control 127.0.0.1:{}, http {}, master {} {}, tiers {}", client->hostname(),
+      control->port(), client->http_port() != 0 ? std::to_string(client->http_port()) : "off",
+      FLAGS_master_server_address,
+      health == ClientHealth::DEGRADED ? "DEGRADED (not reachable, trying again each second)" : "registered",
+      DescribeTiers(*client)));
   log::Info("{}: leaving", daemon::WaitForSignal());
   control->Stop();
   client->Close();

@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <thread>
 
-#include "daemon/daemon.h"
 #include "common/http_server.h"
 #include "common/log.h"
+#include "daemon/daemon.h"
 #include "master/master_service.h"
 
 DEFINE_string(deployment_mode, "Centralization", "P2P; Centralization is accepted and means P2P as well");
@@ -16,9 +16,12 @@ DEFINE_int32(port, 50051, "older name of --rpc_port");
 DEFINE_string(rpc_address, "0.0.0.0", "address to listen on, for RPC and HTTP");
 DEFINE_int32(rpc_thread_num, 0, "RPC threads; 0: min(--max_threads, cores)");
 DEFINE_int32(max_threads, 4, "most RPC threads when --rpc_thread_num is 0");
-DEFINE_int32(metrics_port, 9003, "HTTP port (/health, /metrics, /get_all_segments, /get_key_count); when the default is taken the next free one is used");
+DEFINE_int32(metrics_port, 9003,
+             "HTTP port (/health, /metrics, /get_all_segments, /get_key_count); when the default is taken the next "
+             "free one is used");
 DEFINE_int64(client_ttl, 10, "seconds of silence after which a client is not offered any more");
-DEFINE_int64(client_crashed_ttl, 30, "seconds of silence after which a client and its keys are forgotten; default 3 x --client_ttl");
+DEFINE_int64(client_crashed_ttl, 30,
+             "seconds of silence after which a client and its keys are forgotten; default 3 x --client_ttl");
 DEFINE_int32(max_client_per_key, 1, "owners of one key; 0: no limit");
 // Accepted for command lines written for a centralised master; see kWithoutMeaning.
 DEFINE_int32(rpc_conn_timeout_seconds, 0, "accepted, without meaning here");
@@ -38,7 +41,8 @@ namespace {
 
 constexpr const char* kProgram = "mooncake_master";
 constexpr const char* kUsage =
-    "mooncake_master keeps which client of the KV-cache store owns which key. It holds no data: after a restart clients\n"
+    "mooncake_master keeps which client of the KV-cache store owns which key. It holds no data: after a restart "
+    "clients\n"
     "register again and announce their keys. Start it first, then clients:\n\n"
     "  mooncake_master --rpc_address 127.0.0.1 --rpc_port 50051\n"
     "  mooncake_client --master_server_address 127.0.0.1:50051 \\\n"
@@ -52,17 +56,22 @@ mooncake::Result<uint16_t> Port(int32_t value, const char* flag) {
 mooncake::Result<mooncake::MasterOptions> OptionsFromFlags() {
   using namespace mooncake;
   MC_TRY(daemon::CheckDeploymentMode(FLAGS_deployment_mode));
-  if (FLAGS_client_ttl <= 0) return Error(ErrorCode::INVALID_PARAMS, "--client_ttl {}: write a number of seconds above 0", FLAGS_client_ttl);
+  if (FLAGS_client_ttl <= 0)
+    return Error(ErrorCode::INVALID_PARAMS, "--client_ttl {}: write a number of seconds above 0", FLAGS_client_ttl);
   const int64_t crashed = daemon::IsSet("client_crashed_ttl") ? FLAGS_client_crashed_ttl : 3 * FLAGS_client_ttl;
   if (crashed < FLAGS_client_ttl) {
-    return Error(ErrorCode::INVALID_PARAMS, "--client_crashed_ttl {} is below --client_ttl {}", crashed, FLAGS_client_ttl);
+    return Error(ErrorCode::INVALID_PARAMS, "--client_crashed_ttl {} is below --client_ttl {}", crashed,
+                 FLAGS_client_ttl);
   }
-  if (FLAGS_max_client_per_key < 0) return Error(ErrorCode::INVALID_PARAMS, "--max_client_per_key {} is negative", FLAGS_max_client_per_key);
+  if (FLAGS_max_client_per_key < 0)
+    return Error(ErrorCode::INVALID_PARAMS, "--max_client_per_key {} is negative", FLAGS_max_client_per_key);
   MasterOptions options;
   const bool use_rpc_port = FLAGS_rpc_port != 0;
-  options.listen = {FLAGS_rpc_address, MC_TRY(Port(use_rpc_port ? FLAGS_rpc_port : FLAGS_port, use_rpc_port ? "rpc_port" : "port"))};
+  options.listen = {FLAGS_rpc_address,
+                    MC_TRY(Port(use_rpc_port ? FLAGS_rpc_port : FLAGS_port, use_rpc_port ? "rpc_port" : "port"))};
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  options.rpc_threads = static_cast<size_t>(std::max(1, FLAGS_rpc_thread_num > 0 ? FLAGS_rpc_thread_num : std::min(FLAGS_max_threads, cores)));
+  options.rpc_threads = static_cast<size_t>(
+      std::max(1, FLAGS_rpc_thread_num > 0 ? FLAGS_rpc_thread_num : std::min(FLAGS_max_threads, cores)));
   options.client_ttl = std::chrono::seconds(FLAGS_client_ttl);
   options.client_crashed_ttl = std::chrono::seconds(crashed);
   options.max_client_per_key = static_cast<size_t>(FLAGS_max_client_per_key);
@@ -73,7 +82,8 @@ std::string Segments(const mooncake::MasterService& master) {
   std::string text;
   for (const auto& client : master.Clients()) {
     for (const auto& tier : client.tiers) {
-      text += fmt::format("{} {} capacity={} used={}{}\n", client.endpoint, tier.name, tier.capacity, tier.usage, client.suspect ? " suspect" : "");
+      text += fmt::format("{} {} capacity={} used={}{}\n", client.endpoint, tier.name, tier.capacity, tier.usage,
+                          client.suspect ? " suspect" : "");
     }
   }
   return text;
@@ -86,7 +96,9 @@ mooncake::Result<std::unique_ptr<mooncake::HttpServer>> ServeHttp(mooncake::Mast
   http.move_on_if_taken = !daemon::IsSet("metrics_port");
   http.get["/health"] = [](const HttpRequest&) { return HttpReply{.body = "OK\n"}; };
   http.get["/metrics"] = [&](const HttpRequest&) { return HttpReply{.body = master.MetricsText()}; };
-  http.get["/get_key_count"] = [&](const HttpRequest&) { return HttpReply{.body = std::to_string(master.KeyCount()) + "\n"}; };
+  http.get["/get_key_count"] = [&](const HttpRequest&) {
+    return HttpReply{.body = std::to_string(master.KeyCount()) + "\n"};
+  };
   http.get["/get_all_segments"] = [&](const HttpRequest&) { return HttpReply{.body = Segments(master)}; };
   return HttpServer::Open(std::move(http));
 }
@@ -96,10 +108,10 @@ mooncake::Result<void> Run() {
   const MasterOptions options = MC_TRY(OptionsFromFlags());
   const auto master = MC_TRY(MasterService::Open(options));
   const auto http = MC_TRY(ServeHttp(*master));
-  const std::string idle = daemon::GivenOf({"rpc_conn_timeout_seconds", "rpc_enable_tcp_no_delay", "enable_metric_reporting",
-                                            "default_kv_lease_ttl", "default_kv_soft_pin_ttl", "allow_evict_soft_pinned_objects",
-                                            "eviction_ratio", "eviction_high_watermark_ratio", "memory_allocator", "root_fs_dir",
-                                            "enable_offload", "cluster_id"});
+  const std::string idle = daemon::GivenOf(
+      {"rpc_conn_timeout_seconds", "rpc_enable_tcp_no_delay", "enable_metric_reporting", "default_kv_lease_ttl",
+       "default_kv_soft_pin_ttl", "allow_evict_soft_pinned_objects", "eviction_ratio", "eviction_high_watermark_ratio",
+       "memory_allocator", "root_fs_dir", "enable_offload", "cluster_id"});
   if (!idle.empty()) log::Info("accepted, but without meaning in P2P deployment: {}", idle);
   daemon::PrintReady(fmt::format("mooncake_master ready: rpc {}, http {}, client_ttl {} s, mode P2P",
                                  Endpoint{FLAGS_rpc_address, master->port()}.ToString(),
