@@ -28,7 +28,7 @@ Result<std::unique_ptr<RealClient>> RealClient::Open(RealClientOptions options) 
 
 RealClient::RealClient(RealClientOptions options, OpenedTiers tiers)
     : options_(std::move(options)),
-      npu_runtime_(tiers.npu_runtime ? tiers.npu_runtime : OpenedNpuRuntime()),
+      npu_runtime_(tiers.npu_runtime ? tiers.npu_runtime : UsedNpuRuntime()),
       memory_(std::make_unique<LocalMemory>(npu_runtime_)),
       own_staging_(kTransferChunkBytes, options_.staging_slots),
       serving_staging_(kTransferChunkBytes, options_.staging_slots),

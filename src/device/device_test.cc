@@ -171,7 +171,7 @@ TEST(NpuSupportTest, BuildWithoutItSaysWhichOptionBringsIt) {
   if (NpuSupportBuilt()) return;
   EXPECT_EQ(runtime.error().code(), ErrorCode::NOT_IMPLEMENTED);
   EXPECT_NE(runtime.error().message().find(kNpuBuildOption), std::string::npos);
-  EXPECT_EQ(OpenedNpuRuntime(), nullptr);
+  EXPECT_EQ(UsedNpuRuntime(), nullptr);
 }
 
 }  // namespace

@@ -11,7 +11,7 @@ Result<std::shared_ptr<NpuRuntime>> OpenNpuRuntime() {
   return Error(ErrorCode::NOT_IMPLEMENTED, "this build has no NPU support; configure it with -D{}=ON", kNpuBuildOption);
 }
 
-std::shared_ptr<NpuRuntime> OpenedNpuRuntime() {
+std::shared_ptr<NpuRuntime> UsedNpuRuntime() {
   return nullptr;
 }
 

@@ -55,7 +55,8 @@ bool NpuSupportBuilt();
 // support (NOT_IMPLEMENTED) or no runtime library can be loaded (INTERNAL_ERROR saying which were tried).
 Result<std::shared_ptr<NpuRuntime>> OpenNpuRuntime();
 
-// The runtime if some part of this process has opened it, else null: a process without NPU tiers never loads one.
-std::shared_ptr<NpuRuntime> OpenedNpuRuntime();
+// The runtime if this process uses NPU memory: some part of it has opened the runtime, or the application has loaded
+// the runtime's library by itself. Else null: a process without either never loads one, and has no NPU addresses.
+std::shared_ptr<NpuRuntime> UsedNpuRuntime();
 
 }  // namespace mooncake

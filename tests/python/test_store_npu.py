@@ -72,6 +72,26 @@ def test_npu_pointers_in_from_and_into(master, open_store, open_p2p_store, tiers
         npu.free(target)
 
 
+def test_npu_pointers_of_a_process_without_npu_tiers(master):
+    """As in an engine with its own runtime and a store of DRAM: nothing of the product has opened the runtime."""
+    result = run_python("""
+import sys
+from mooncake.store import MooncakeDistributedStore
+from npu import Npu
+npu = Npu()
+store = MooncakeDistributedStore()
+assert store.setup("127.0.0.1", "P2PHANDSHAKE", 16 << 20, 0, "tcp", "", sys.argv[1], enable_http_server=False) == 0
+address = npu.allocate(5000)
+npu.write(address, b"x" * 5000)
+assert store.put_from("key", address, 5000) == 0
+npu.write(address, b"y" * 5000)
+assert store.get_into("key", address, 5000) == 5000
+assert npu.read(address, 5000) == store.get("key") == b"x" * 5000
+npu.free(address)
+""", master.address)
+    assert result.returncode == 0, result.stderr
+
+
 def test_blocks_move_from_npu_to_dram_when_the_npu_is_full(master, open_p2p_store):
     store = open_p2p_store(master, BOTH)
     values = {f"key{i}": pattern(MiB, i) for i in range(40)}

@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "common/env.h"
@@ -32,13 +33,24 @@ Result<FunctionTable> FillTable(void* library, const std::string& path) {
   return table;
 }
 
+std::vector<std::string> Candidates() {
+  if (const auto configured = env::Get(env::kAclLibrary)) return {*configured};
+  return {"libascendcl.so", "libacl_rt.so"};
+}
+
 }  // namespace
 
+bool IsLibraryLoaded() {
+  const auto loaded = [](const std::string& path) {
+    void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_NOLOAD);
+    return library != nullptr && dlclose(library) == 0;
+  };
+  return std::ranges::any_of(Candidates(), loaded);
+}
+
 Result<Library> LoadLibrary() {
-  std::vector<std::string> candidates = {"libascendcl.so", "libacl_rt.so"};
-  if (const auto configured = env::Get(env::kAclLibrary)) candidates = {*configured};
   std::string tried;
-  for (const std::string& path : candidates) {
+  for (const std::string& path : Candidates()) {
     void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
     if (library == nullptr) {
       tried += fmt::format("{}{}", tried.empty() ? "" : "; ", dlerror());

@@ -17,6 +17,8 @@ struct Library {
 // Loads MC_ACL_LIBRARY if set, else libascendcl.so, else libacl_rt.so. Never unloaded: runtimes keep threads of their
 // own. INTERNAL_ERROR lists what was tried and why each failed, or the symbols that are missing.
 Result<Library> LoadLibrary();
+// True when one of them is in this process already, whoever brought it (an engine does before it has NPU memory).
+bool IsLibraryLoaded();
 
 // "MEMORY_ALLOCATION (device out of memory)"; "unknown" for numbers outside the table.
 std::string_view ErrorName(AclError error);

@@ -178,9 +178,16 @@ Result<std::shared_ptr<NpuRuntime>> OpenNpuRuntime() {
   return runtime;
 }
 
-std::shared_ptr<NpuRuntime> OpenedNpuRuntime() {
-  std::lock_guard lock(runtime_mutex);
-  return shared_runtime.lock();
+std::shared_ptr<NpuRuntime> UsedNpuRuntime() {
+  {
+    std::lock_guard lock(runtime_mutex);
+    if (auto runtime = shared_runtime.lock()) return runtime;
+  }
+  if (!acl::IsLibraryLoaded()) return nullptr;
+  auto runtime = OpenNpuRuntime();
+  if (runtime) return *runtime;
+  log::Warn("NPU memory of this process cannot be used: {}", runtime.error().ToString());
+  return nullptr;
 }
 
 }  // namespace mooncake
