@@ -1,1 +1,342 @@
-// ascend_tier
+// The NPU tier on a runtime that fails when told to, and on the ACL runtime of the build (the emulator).
+#include "tiered_cache/tiers/ascend_tier.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "common/byte_size.h"
+#include "device/acl/test_emulator_probe.h"
+#include "tiered_cache/data_copier.h"
+#include "tiered_cache/fake_npu_runtime.h"
+
+namespace mooncake {
+namespace {
+
+using Call = FakeNpuRuntime::Call;
+
+constexpr size_t kMiB = size_t{1} << 20;
+
+Result<std::shared_ptr<AscendCacheTier>> OpenTier(const std::shared_ptr<NpuRuntime>& runtime, size_t capacity,
+                                                  int32_t device_id = 0) {
+  return AscendCacheTier::Open({.capacity = capacity, .priority = 100, .tags = {"npu"}, .device_id = device_id},
+                               runtime);
+}
+
+const AscendBufferBase& NpuOf(const DataSource& data) {
+  return dynamic_cast<const AscendBufferBase&>(*data.buffer);
+}
+
+// --- on the fake ---
+
+class AscendTierTest : public ::testing::Test {
+ protected:
+  static constexpr size_t kCapacity = 1000;
+  std::shared_ptr<FakeNpuRuntime> runtime_ = std::make_shared<FakeNpuRuntime>(2, 4096);
+  std::shared_ptr<AscendCacheTier> tier_ = *OpenTier(runtime_, kCapacity);
+};
+
+TEST_F(AscendTierTest, SaysWhatItIs) {
+  const auto second = OpenTier(runtime_, 10, 1);
+  ASSERT_TRUE(second);
+  EXPECT_EQ(tier_->info().name, "ASCEND_NPU:0");
+  EXPECT_EQ((*second)->info().name, "ASCEND_NPU:1");
+  EXPECT_NE((*second)->info().id, tier_->info().id);
+  EXPECT_EQ((*second)->device_id(), 1);
+  EXPECT_EQ(tier_->info().type, MemoryType::ASCEND_NPU);
+  EXPECT_EQ(tier_->info().capacity, kCapacity);
+  EXPECT_EQ(tier_->info().priority, 100);
+  EXPECT_EQ(tier_->info().tags, std::vector<std::string>{"npu"});
+}
+
+TEST_F(AscendTierTest, BlocksCountWithTheirSizeUntilTheyDie) {
+  {
+    const auto first = tier_->Allocate(600);
+    ASSERT_TRUE(first);
+    EXPECT_EQ(first->size(), 600u);
+    EXPECT_EQ(first->type, MemoryType::ASCEND_NPU);
+    EXPECT_EQ(NpuOf(*first).pointer().device_id, 0);
+    auto second = tier_->Allocate(400);
+    ASSERT_TRUE(second);
+    EXPECT_EQ(tier_->usage(), kCapacity);
+    EXPECT_EQ(runtime_->live_blocks(), 2u);
+    tier_->Free(std::move(*second));
+    EXPECT_EQ(tier_->usage(), 600u);
+    EXPECT_EQ(runtime_->live_blocks(), 1u);
+  }
+  EXPECT_EQ(tier_->usage(), 0u);
+  EXPECT_EQ(runtime_->live_blocks(), 0u);
+}
+
+TEST_F(AscendTierTest, RefusesBlockOfZeroBytes) {
+  const auto block = tier_->Allocate(0);
+  ASSERT_FALSE(block);
+  EXPECT_EQ(block.error().code(), ErrorCode::INVALID_PARAMS);
+  EXPECT_EQ(runtime_->calls(Call::kAllocate), 0u);
+}
+
+TEST_F(AscendTierTest, FullTierRefusesWithoutAskingTheDevice) {
+  const auto held = tier_->Allocate(900);
+  ASSERT_TRUE(held);
+  const uint64_t asked = runtime_->calls(Call::kAllocate);
+  for (const size_t size : {size_t{101}, size_t{1001}, ~size_t{0}}) {
+    const auto more = tier_->Allocate(size);
+    ASSERT_FALSE(more);
+    EXPECT_EQ(more.error().code(), ErrorCode::NO_AVAILABLE_HANDLE);
+    EXPECT_EQ(more.error().vendor_code(), 0) << "the tier refuses, not the device";
+    EXPECT_NE(more.error().message().find(fmt::format("{} B (used 900 of 1000 B)", size)), std::string::npos)
+        << more.error().message();
+  }
+  EXPECT_EQ(tier_->usage(), 900u);
+  EXPECT_EQ(runtime_->calls(Call::kAllocate), asked);
+}
+
+TEST_F(AscendTierTest, DeviceOutOfMemoryGivesTheReservationBack) {
+  runtime_->Fail(Call::kAllocate, 1, FakeNpuRuntime::OutOfMemory());
+  const auto refused = tier_->Allocate(800);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), ErrorCode::NO_AVAILABLE_HANDLE);
+  EXPECT_EQ(refused.error().vendor_code(), 207001);
+  EXPECT_EQ(tier_->usage(), 0u);
+  EXPECT_TRUE(tier_->Allocate(kCapacity)) << "all room is there again";
+}
+
+TEST_F(AscendTierTest, AnyDeviceErrorGivesTheReservationBack) {
+  runtime_->Fail(Call::kAllocate, 0, Status(ErrorCode::INTERNAL_ERROR, "device lost", 507010));
+  for (int i = 0; i < 10; ++i) {
+    const auto refused = tier_->Allocate(300);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code(), ErrorCode::INTERNAL_ERROR);
+    EXPECT_EQ(refused.error().vendor_code(), 507010);
+    EXPECT_EQ(tier_->usage(), 0u);
+  }
+}
+
+TEST_F(AscendTierTest, RoomIsReservedBeforeTheDeviceIsAsked) {
+  size_t during = 0;
+  runtime_->on_call = [&](Call call) {
+    if (call == Call::kAllocate) during = tier_->usage();
+  };
+  ASSERT_TRUE(tier_->Allocate(700));
+  EXPECT_EQ(during, 700u);
+}
+
+TEST_F(AscendTierTest, UsageFallsOnlyAfterTheDeviceFreedTheBlock) {
+  std::vector<size_t> during;
+  runtime_->on_call = [&](Call call) {
+    if (call == Call::kFree) during.push_back(tier_->usage());
+  };
+  {
+    const auto by_destruction = tier_->Allocate(700);
+    ASSERT_TRUE(by_destruction);
+    auto by_free = tier_->Allocate(200);
+    ASSERT_TRUE(by_free);
+    tier_->Free(std::move(*by_free));
+    EXPECT_EQ(tier_->usage(), 700u);
+  }
+  EXPECT_EQ(during, (std::vector<size_t>{900, 700}));
+  EXPECT_EQ(tier_->usage(), 0u);
+}
+
+TEST_F(AscendTierTest, FailingFreeIsReportedAndDoesNotBlockTheTier) {
+  runtime_->Fail(Call::kFree, 1, Status(ErrorCode::INTERNAL_ERROR, "device lost", 507010));
+  ::testing::internal::CaptureStderr();
+  tier_->Free(std::move(*tier_->Allocate(500)));
+  EXPECT_NE(::testing::internal::GetCapturedStderr().find("device lost"), std::string::npos);
+  EXPECT_EQ(tier_->usage(), 0u);
+}
+
+TEST_F(AscendTierTest, MissingDeviceIsRefusedWithTheVisibleCount) {
+  for (const int32_t device_id : {2, 100, -1}) {
+    const auto tier = OpenTier(runtime_, 10, device_id);
+    ASSERT_FALSE(tier);
+    EXPECT_EQ(tier.error().code(), ErrorCode::INVALID_PARAMS);
+    EXPECT_NE(tier.error().message().find(fmt::format("device_id {}", device_id)), std::string::npos);
+    EXPECT_NE(tier.error().message().find("sees 2 NPU device"), std::string::npos) << tier.error().message();
+  }
+}
+
+TEST_F(AscendTierTest, CapacityAboveFreeMemoryIsRefusedWithBothNumbers) {
+  const auto taken = tier_->Allocate(1000);
+  ASSERT_TRUE(taken);
+  EXPECT_TRUE(OpenTier(runtime_, 3096)) << "exactly what is free";
+  const auto tier = OpenTier(runtime_, 3097);
+  ASSERT_FALSE(tier);
+  EXPECT_EQ(tier.error().code(), ErrorCode::INVALID_PARAMS);
+  for (const std::string& number : {std::string("3097 B"), FormatBytes(3096), FormatBytes(4096)}) {
+    EXPECT_NE(tier.error().message().find(number), std::string::npos) << tier.error().message();
+  }
+}
+
+TEST_F(AscendTierTest, DeviceThatCannotBeOpenedIsAnError) {
+  for (const Call call : {Call::kOpenDevice, Call::kMemoryInfo}) {
+    runtime_->Fail(call, 1, Status(ErrorCode::INTERNAL_ERROR, "held by another process", 507033));
+    const auto tier = OpenTier(runtime_, 10);
+    ASSERT_FALSE(tier);
+    EXPECT_EQ(tier.error().vendor_code(), 507033);
+  }
+}
+
+TEST_F(AscendTierTest, DevicesAreCountedApart) {
+  const auto second = OpenTier(runtime_, 2000, 1);
+  ASSERT_TRUE(second);
+  const auto here = tier_->Allocate(300);
+  const auto there = (*second)->Allocate(1500);
+  ASSERT_TRUE(here && there);
+  EXPECT_EQ(runtime_->used_bytes(0), 300u);
+  EXPECT_EQ(runtime_->used_bytes(1), 1500u);
+  EXPECT_EQ(tier_->usage(), 300u);
+  EXPECT_EQ((*second)->usage(), 1500u);
+}
+
+TEST_F(AscendTierTest, TierKeepsTheRuntimeAlive) {
+  const std::weak_ptr<NpuRuntime> watch = runtime_;
+  runtime_.reset();
+  EXPECT_FALSE(watch.expired());
+  EXPECT_TRUE(tier_->Allocate(10));
+  tier_.reset();
+  EXPECT_TRUE(watch.expired());
+}
+
+// Threads allocate and free while the device refuses now and then; the peak is what the device really held.
+TEST_F(AscendTierTest, DeviceNeverHoldsMoreThanTheCapacityUnderThreads) {
+  std::atomic<uint64_t> over{0};
+  std::atomic<uint64_t> refused{0};
+  runtime_->on_call = [&](Call call) {
+    if (call == Call::kAllocate && runtime_->used_bytes(0) > kCapacity) over.fetch_add(1);
+  };
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 8; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < 2000; ++i) {
+        if (t == 0 && i % 50 == 0) runtime_->Fail(Call::kAllocate, 1, FakeNpuRuntime::OutOfMemory());
+        const auto block = tier_->Allocate(static_cast<size_t>(100 + (i * 37 + t * 11) % 300));
+        if (!block) refused.fetch_add(1);
+        if (runtime_->used_bytes(0) > kCapacity || tier_->usage() > kCapacity) over.fetch_add(1);
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(over.load(), 0u);
+  EXPECT_GT(refused.load(), 0u);
+  EXPECT_EQ(tier_->usage(), 0u);
+  EXPECT_EQ(runtime_->live_blocks(), 0u);
+}
+
+// --- on the emulator ---
+
+class AscendTierOnAclTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    auto runtime = OpenNpuRuntime();
+    ASSERT_TRUE(runtime) << runtime.error().ToString();
+    runtime_ = *runtime;
+    ASSERT_TRUE(EmulatorProbe::Loaded()) << "these tests look into the emulator";
+    ASSERT_EQ(EmulatorProbe::LiveBlocks(), 0);
+  }
+  void TearDown() override {
+    if (!EmulatorProbe::Loaded()) return;
+    EmulatorProbe::Inject("");
+    EXPECT_EQ(EmulatorProbe::LiveBlocks(), 0) << "device memory leaked";
+  }
+  std::shared_ptr<NpuRuntime> runtime_;
+};
+
+TEST_F(AscendTierOnAclTest, BlocksAreRealDeviceMemoryAndReallyFreed) {
+  const auto tier = OpenTier(runtime_, 4 * kMiB);
+  ASSERT_TRUE(tier) << tier.error().ToString();
+  {
+    const auto block = (*tier)->Allocate(3 * kMiB);
+    ASSERT_TRUE(block) << block.error().ToString();
+    EXPECT_EQ(EmulatorProbe::LiveBlocks(), 1);
+    const auto* address = reinterpret_cast<const void*>(static_cast<uintptr_t>(NpuOf(*block).pointer().device_ptr));
+    EXPECT_EQ(runtime_->DeviceOf(address), 0);
+  }
+  EXPECT_EQ(EmulatorProbe::LiveBlocks(), 0);
+  EXPECT_EQ((*tier)->usage(), 0u);
+}
+
+TEST_F(AscendTierOnAclTest, BytesComeBackAsWritten) {
+  const auto tier = OpenTier(runtime_, 4 * kMiB);
+  ASSERT_TRUE(tier);
+  const DataCopier copier = *DataCopierBuilder().Build();
+  std::vector<std::byte> written(100'001);
+  for (size_t i = 0; i < written.size(); ++i) written[i] = static_cast<std::byte>(i * 7);
+  std::vector<std::byte> read(written.size());
+  const auto first = (*tier)->Allocate(written.size());
+  const auto second = (*tier)->Allocate(written.size());
+  ASSERT_TRUE(first && second);
+  ASSERT_TRUE(copier.Copy(DataSource::Host(written.data(), written.size()), *first));
+  ASSERT_TRUE(copier.Copy(*first, *second)) << "NPU to NPU";
+  ASSERT_TRUE(copier.Copy(*second, DataSource::Host(read.data(), read.size())));
+  EXPECT_EQ(read, written);
+}
+
+TEST_F(AscendTierOnAclTest, BlockMayDieOnAThreadThatNeverSawTheDevice) {
+  const auto tier = OpenTier(runtime_, kMiB);
+  ASSERT_TRUE(tier);
+  auto block = (*tier)->Allocate(1000);
+  ASSERT_TRUE(block);
+  std::thread([data = std::move(*block)]() mutable { data.buffer.reset(); }).join();
+  EXPECT_EQ((*tier)->usage(), 0u);
+  EXPECT_EQ(EmulatorProbe::LiveBlocks(), 0);
+}
+
+TEST_F(AscendTierOnAclTest, TwoDevicesInOneProcess) {
+  ASSERT_GE(runtime_->DeviceCount(), 2);
+  const auto first = OpenTier(runtime_, kMiB, 0);
+  const auto second = OpenTier(runtime_, kMiB, 1);
+  ASSERT_TRUE(first && second);
+  const auto here = (*first)->Allocate(1000);
+  const auto there = (*second)->Allocate(1000);
+  ASSERT_TRUE(here && there);
+  EXPECT_EQ(EmulatorProbe::LiveBlocks(0), 1);
+  EXPECT_EQ(EmulatorProbe::LiveBlocks(1), 1);
+  std::vector<std::byte> written(1000, std::byte{42});
+  std::vector<std::byte> read(1000);
+  const DataCopier copier = *DataCopierBuilder().Build();
+  ASSERT_TRUE(copier.Copy(DataSource::Host(written.data(), 1000), *here));
+  ASSERT_TRUE(copier.Copy(*here, *there));
+  ASSERT_TRUE(copier.Copy(*there, DataSource::Host(read.data(), 1000)));
+  EXPECT_EQ(read, written);
+}
+
+TEST_F(AscendTierOnAclTest, MissingDeviceIsRefusedWithTheVisibleCount) {
+  const auto tier = OpenTier(runtime_, kMiB, runtime_->DeviceCount());
+  ASSERT_FALSE(tier);
+  EXPECT_EQ(tier.error().code(), ErrorCode::INVALID_PARAMS);
+  EXPECT_NE(tier.error().message().find(fmt::format("sees {} NPU device", runtime_->DeviceCount())), std::string::npos)
+      << tier.error().message();
+}
+
+TEST_F(AscendTierOnAclTest, CapacityAboveFreeMemoryIsRefusedWithBothNumbers) {
+  ASSERT_TRUE(runtime_->OpenDevice(0));
+  const auto memory = runtime_->GetMemoryInfo(0);
+  ASSERT_TRUE(memory);
+  EXPECT_GT(memory->free_bytes, 0u);
+  EXPECT_GE(memory->total_bytes, memory->free_bytes);
+  const auto tier = OpenTier(runtime_, memory->free_bytes + 1);
+  ASSERT_FALSE(tier);
+  EXPECT_EQ(tier.error().code(), ErrorCode::INVALID_PARAMS);
+  EXPECT_NE(tier.error().message().find(std::to_string(memory->free_bytes + 1)), std::string::npos);
+  EXPECT_NE(tier.error().message().find(FormatBytes(memory->free_bytes)), std::string::npos);
+}
+
+TEST_F(AscendTierOnAclTest, DeviceOutOfMemoryIsSeenWithItsNumberAndRolledBack) {
+  const auto tier = OpenTier(runtime_, 4 * kMiB);
+  ASSERT_TRUE(tier);
+  EmulatorProbe::Inject(EmulatorProbe::kMallocOutOfMemory);
+  const auto refused = (*tier)->Allocate(kMiB);
+  EmulatorProbe::Inject("");
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), ErrorCode::NO_AVAILABLE_HANDLE);
+  EXPECT_EQ(refused.error().vendor_code(), 207001);
+  EXPECT_NE(refused.error().message().find("1048576 B on NPU device 0"), std::string::npos)
+      << refused.error().message();
+  EXPECT_NE(refused.error().message().find("207001"), std::string::npos);
+  EXPECT_EQ((*tier)->usage(), 0u);
+  EXPECT_TRUE((*tier)->Allocate(4 * kMiB));
+}
+
+}  // namespace
+}  // namespace mooncake

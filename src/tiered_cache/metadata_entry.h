@@ -41,6 +41,7 @@ struct MetadataEntry {
   std::vector<Replica> replicas;         // by tier_index; never empty while the entry is in the index
   std::atomic<uint64_t> last_access{0};  // logical time, any thread
   std::atomic<uint32_t> tier_mask{0};    // bit i: a replica on tier i; written under the shard's lock, read anywhere
+  std::atomic<uint32_t> queued_mask{0};  // bit i: an item in the LRU queue of tier i, which alone writes the bit
 };
 using EntryPtr = std::shared_ptr<MetadataEntry>;
 

@@ -10,15 +10,19 @@
 namespace mooncake {
 namespace {
 
-// Eviction makes room, another thread may take it: how often to try again before giving up.
-constexpr int kEvictionRounds = 16;
-
 std::unexpected<Status> NotFound() {
   return std::unexpected(Status(ErrorCode::OBJECT_NOT_FOUND, {}));
 }
 
 auto FindReplica(auto& replicas, size_t tier_index) {
   return std::find_if(replicas.begin(), replicas.end(), [&](const auto& r) { return r.tier_index == tier_index; });
+}
+
+// Where the entry's replica on that tier stands, if the content is still `version`.
+std::optional<size_t> PositionOf(const MetadataEntry& entry, size_t tier_index, uint64_t version) {
+  const auto replica = FindReplica(entry.replicas, tier_index);
+  if (replica == entry.replicas.end() || entry.version != version) return std::nullopt;
+  return static_cast<size_t>(replica - entry.replicas.begin());
 }
 
 }  // namespace
@@ -80,16 +84,19 @@ size_t TieredBackend::IndexOf(const CacheTier& tier) const {
 
 Result<AllocationHandle> TieredBackend::AllocateOn(size_t tier_index, size_t size) {
   const auto& tier = slots_[tier_index]->tier;
+  if (size == 0) return std::make_shared<const AllocationEntry>(tier, DataSource{nullptr, tier->info().type});
   return std::make_shared<const AllocationEntry>(tier, MC_TRY(tier->Allocate(size)));
 }
 
 Result<AllocationHandle> TieredBackend::AllocateEvicting(size_t tier_index, size_t size) {
-  for (int round = 0;; ++round) {
+  // Another thread may take the room, or the holes may lie apart: as long as something can go, trying again makes
+  // sense.
+  for (;;) {
     auto handle = AllocateOn(tier_index, size);
     if (handle || handle.error().code() != ErrorCode::NO_AVAILABLE_HANDLE) return handle;
     // The device itself is out of memory (another process took it): letting our blocks go would not be enough to trust.
     const bool device_refused = handle.error().vendor_code() != 0;
-    if (device_refused || TierAt(tier_index).info().capacity < size || round == kEvictionRounds) return handle;
+    if (device_refused || TierAt(tier_index).info().capacity < size) return handle;
     if (!scheduler_->OnAllocationFailure(tier_index, size)) return handle;
   }
 }
@@ -98,10 +105,7 @@ Result<AllocationHandle> TieredBackend::Allocate(size_t size, std::optional<Uuid
   MC_TRY(CheckRunning());
   std::optional<size_t> preferred;
   if (preferred_tier) preferred = MC_TRY(IndexOf(*preferred_tier));
-  if (size == 0) {
-    const auto& tier = slots_[preferred.value_or(0)]->tier;
-    return std::make_shared<const AllocationEntry>(tier, DataSource{nullptr, tier->info().type});
-  }
+  if (size == 0) return AllocateOn(preferred.value_or(0), 0);
   std::optional<Status> hard_error;
   std::string reasons;
   const auto attempt = [&](size_t tier_index) -> std::optional<AllocationHandle> {
@@ -123,6 +127,7 @@ Result<AllocationHandle> TieredBackend::Allocate(size_t size, std::optional<Uuid
 }
 
 Result<void> TieredBackend::Write(const DataSource& source, const AllocationHandle& handle) const {
+  MC_TRY(CheckRunning());
   if (handle == nullptr) return Error(ErrorCode::INVALID_PARAMS, "write to a null handle");
   return copier_.Copy(source, handle->data);
 }
@@ -243,12 +248,7 @@ Result<void> TieredBackend::CopyData(std::string_view key, const DataSource& sou
 Result<void> TieredBackend::Transfer(std::string_view key, Uuid source_tier, Uuid dest_tier) {
   const ObjectView source = MC_TRY(Get(key, source_tier, /*record_access=*/false));
   const size_t dest = MC_TRY(IndexOf(dest_tier));
-  AllocationHandle target;
-  if (source.handle->data.size() == 0) {
-    target = MC_TRY(Allocate(0, dest_tier, true));
-  } else {
-    target = MC_TRY(AllocateOn(dest, source.handle->data.size()));
-  }
+  const AllocationHandle target = MC_TRY(AllocateOn(dest, source.handle->data.size()));
   MC_TRY(Write(source.handle->data, target));
   MC_TRY(Commit(key, target, {.expected_version = source.version}));
   return {};
@@ -308,9 +308,9 @@ bool TieredBackend::MoveReplica(const EntryPtr& entry, size_t from, AllocationHa
   Released released;
   {
     std::unique_lock lock(ShardOf(entry->key).mutex);
-    const auto replica = FindReplica(entry->replicas, from);
-    if (replica == entry->replicas.end() || entry->version != version) return false;
-    TakeReplica(*entry, static_cast<size_t>(replica - entry->replicas.begin()), released);
+    const auto position = PositionOf(*entry, from, version);
+    if (!position) return false;
+    TakeReplica(*entry, *position, released);
     PlaceReplica(*entry, to_index, std::move(to), released);
   }
   slots_[from]->demoted_out.fetch_add(1, std::memory_order_relaxed);
@@ -324,9 +324,9 @@ bool TieredBackend::DropReplica(const EntryPtr& entry, size_t from, uint64_t ver
   {
     Shard& shard = ShardOf(entry->key);
     std::unique_lock lock(shard.mutex);
-    const auto replica = FindReplica(entry->replicas, from);
-    if (replica == entry->replicas.end() || entry->version != version) return false;
-    TakeReplica(*entry, static_cast<size_t>(replica - entry->replicas.begin()), released);
+    const auto position = PositionOf(*entry, from, version);
+    if (!position) return false;
+    TakeReplica(*entry, *position, released);
     if (entry->replicas.empty()) shard.entries.erase(entry->key);
   }
   slots_[from]->dropped.fetch_add(1, std::memory_order_relaxed);

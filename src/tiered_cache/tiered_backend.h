@@ -104,7 +104,7 @@ class TieredBackend {
 
   // --- for schedulers: tiers by index (0 = highest priority), entries by pointer ---
   const CacheTier& TierAt(size_t tier_index) const { return *slots_[tier_index]->tier; }
-  // One attempt, without eviction.
+  // One attempt, without eviction. size 0 as in Allocate.
   Result<AllocationHandle> AllocateOn(size_t tier_index, size_t size);
   // The entry's replica on that tier if the entry is still the one in the index. Does not count as an access.
   Result<ObjectView> View(const EntryPtr& entry, size_t tier_index) const;

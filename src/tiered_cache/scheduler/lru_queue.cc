@@ -6,9 +6,11 @@
 namespace mooncake {
 
 void LruQueue::Push(EntryPtr entry) {
-  const uint64_t stamp = entry->last_access.load(std::memory_order_relaxed);
   std::lock_guard lock(mutex_);
+  if ((entry->queued_mask.load(std::memory_order_relaxed) & tier_bit_) != 0) return;  // its item is put right lazily
   if (heap_.size() >= compact_at_) DropDeadItems();
+  entry->queued_mask.fetch_or(tier_bit_, std::memory_order_relaxed);
+  const uint64_t stamp = entry->last_access.load(std::memory_order_relaxed);
   heap_.push_back({stamp, std::move(entry)});
   std::push_heap(heap_.begin(), heap_.end(), Later);
 }
@@ -19,6 +21,7 @@ EntryPtr LruQueue::PopOldest() {
   std::pop_heap(heap_.begin(), heap_.end(), Later);
   EntryPtr entry = std::move(heap_.back().entry);
   heap_.pop_back();
+  Unmark(*entry);
   return entry;
 }
 
@@ -43,6 +46,7 @@ bool LruQueue::SettleTop() {
       heap_.back().stamp = accessed;
       std::push_heap(heap_.begin(), heap_.end(), Later);
     } else {
+      Unmark(*heap_.back().entry);
       heap_.pop_back();
     }
   }
@@ -50,7 +54,11 @@ bool LruQueue::SettleTop() {
 }
 
 void LruQueue::DropDeadItems() {
-  std::erase_if(heap_, [this](const Item& item) { return !Live(item); });
+  std::erase_if(heap_, [this](const Item& item) {
+    if (Live(item)) return false;
+    Unmark(*item.entry);
+    return true;
+  });
   std::make_heap(heap_.begin(), heap_.end(), Later);
   compact_at_ = std::max<size_t>(4096, heap_.size() * 2);
 }

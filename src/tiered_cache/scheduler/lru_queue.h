@@ -17,6 +17,7 @@ class LruQueue {
  public:
   explicit LruQueue(size_t tier_index) : tier_bit_(uint32_t{1} << tier_index) {}
 
+  // Does nothing when the entry is queued already.
   void Push(EntryPtr entry);
   // Removes and returns the entry of this tier that was used longest ago; null when there is none.
   EntryPtr PopOldest();
@@ -31,6 +32,7 @@ class LruQueue {
   };
   static bool Later(const Item& a, const Item& b) { return a.stamp > b.stamp; }
   bool Live(const Item& item) const { return (item.entry->tier_mask.load(std::memory_order_acquire) & tier_bit_) != 0; }
+  void Unmark(MetadataEntry& entry) const { entry.queued_mask.fetch_and(~tier_bit_, std::memory_order_relaxed); }
   // Brings the true oldest live item to the top; false when the heap is empty.
   bool SettleTop();
   void DropDeadItems();

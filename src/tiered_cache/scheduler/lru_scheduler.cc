@@ -1,16 +1,14 @@
 // Eviction in least-recently-used order across the tiers of one process.
 #include "tiered_cache/scheduler/lru_scheduler.h"
 
-#include <limits>
-
+#include "common/log.h"
 #include "tiered_cache/tiered_backend.h"
 
 namespace mooncake {
 namespace {
 
-// Blocks in use passed over before giving up, and blocks pushed out below for one that comes down.
-constexpr size_t kMaxBusy = 64;
-constexpr size_t kMaxPushedOut = 64;
+// Bytes pushed out below for a block that comes down, as a multiple of its size: the holes may lie apart.
+constexpr size_t kMaxPushedOut = 4;
 
 }  // namespace
 
@@ -27,12 +25,13 @@ bool LruScheduler::OnAllocationFailure(size_t tier_index, size_t size) {
   std::vector<EntryPtr> busy;
   size_t freed = 0;
   bool any = false;
-  while (freed < size && busy.size() < kMaxBusy) {
+  while (freed < size) {
     EntryPtr victim = queue.PopOldest();
     if (victim == nullptr) break;
     if (const auto bytes = Evict(tier_index, victim)) {
-      freed += *bytes;
       any = true;
+      freed += *bytes;
+      if (*bytes == 0) break;  // it left by other means: its room may already do
     } else {
       busy.push_back(std::move(victim));
     }
@@ -43,37 +42,52 @@ bool LruScheduler::OnAllocationFailure(size_t tier_index, size_t size) {
 
 std::optional<size_t> LruScheduler::Evict(size_t tier_index, const EntryPtr& entry) {
   const auto view = backend_.View(entry, tier_index);
-  if (!view) return std::nullopt;
+  if (!view) return 0;
   // Ours and the index's: anybody else's means that its space would not return now.
   if (view->handle.use_count() > 2) return std::nullopt;
-  const size_t size = view->handle->data.size();
-  const AllocationHandle below = RoomBelow(tier_index, size, entry->last_access.load(std::memory_order_relaxed));
-  if (below != nullptr && backend_.Write(view->handle->data, below)) {
-    return backend_.MoveReplica(entry, tier_index, below, view->version) ? std::optional(size) : std::nullopt;
-  }
-  return backend_.DropReplica(entry, tier_index, view->version) ? std::optional(size) : std::nullopt;
+  const AllocationHandle below = CopyBelow(tier_index, entry, view->handle->data);
+  const bool left = below != nullptr ? backend_.MoveReplica(entry, tier_index, below, view->version)
+                                     : backend_.DropReplica(entry, tier_index, view->version);
+  return left ? view->handle->data.size() : 0;
 }
 
-AllocationHandle LruScheduler::RoomBelow(size_t tier_index, size_t size, uint64_t stamp) {
+AllocationHandle LruScheduler::CopyBelow(size_t tier_index, const EntryPtr& entry, const DataSource& data) {
   const size_t below = tier_index + 1;
-  if (size == 0 || below >= queues_.size() || backend_.TierAt(below).info().capacity < size) return nullptr;
-  for (size_t pushed_out = 0; pushed_out < kMaxPushedOut; ++pushed_out) {
-    auto handle = backend_.AllocateOn(below, size);
-    if (handle) return std::move(*handle);
-    if (!EvictOldest(below, stamp)) return nullptr;
+  if (below >= queues_.size()) return nullptr;
+  if (const auto copy_there = backend_.View(entry, below)) return copy_there->handle;
+  AllocationHandle target = RoomOn(below, data.size(), entry->last_access.load(std::memory_order_relaxed));
+  if (target == nullptr) return nullptr;
+  if (const auto copied = backend_.copier().Copy(data, target->data); !copied) {
+    log::Warn("block dropped, it could not be moved from tier {} to {}: {}", backend_.TierAt(tier_index).info().name,
+              backend_.TierAt(below).info().name, copied.error().ToString());
+    return nullptr;
   }
-  return nullptr;
+  return target;
 }
 
-bool LruScheduler::EvictOldest(size_t tier_index, uint64_t before_stamp) {
+AllocationHandle LruScheduler::RoomOn(size_t tier_index, size_t size, uint64_t stamp) {
+  if (backend_.TierAt(tier_index).info().capacity < size) return nullptr;
+  for (size_t pushed_out = 0;;) {
+    auto handle = backend_.AllocateOn(tier_index, size);
+    if (handle) return std::move(*handle);
+    // Only a full tier gets room by letting blocks go, not a device that refuses.
+    const bool full = handle.error().code() == ErrorCode::NO_AVAILABLE_HANDLE && handle.error().vendor_code() == 0;
+    if (!full || pushed_out / kMaxPushedOut >= size) return nullptr;
+    const auto freed = EvictOldest(tier_index, stamp);
+    if (!freed) return nullptr;
+    pushed_out += *freed;
+  }
+}
+
+std::optional<size_t> LruScheduler::EvictOldest(size_t tier_index, uint64_t before_stamp) {
   LruQueue& queue = *queues_[tier_index];
   const auto oldest = queue.OldestAccess();
-  if (!oldest || *oldest >= before_stamp) return false;
+  if (!oldest || *oldest >= before_stamp) return std::nullopt;
   EntryPtr victim = queue.PopOldest();
-  if (victim == nullptr) return false;
-  if (Evict(tier_index, victim)) return true;
-  queue.Push(std::move(victim));
-  return false;
+  if (victim == nullptr) return std::nullopt;
+  const auto freed = Evict(tier_index, victim);
+  if (!freed) queue.Push(std::move(victim));
+  return freed;
 }
 
 }  // namespace mooncake

@@ -21,12 +21,15 @@ class LruScheduler final : public Scheduler {
   bool OnAllocationFailure(size_t tier_index, size_t size) override;
 
  private:
-  // Makes `entry` leave the tier; bytes that this gave up, nullopt when somebody uses it or it is gone already.
+  // Makes `entry` leave the tier. The bytes that this gave up, 0 when it left by other means meanwhile; nullopt when
+  // somebody uses it.
   std::optional<size_t> Evict(size_t tier_index, const EntryPtr& entry);
-  // A block of `size` on the tier below, pushing out what was used before `stamp` there; null when it has to be
-  // dropped.
-  AllocationHandle RoomBelow(size_t tier_index, size_t size, uint64_t stamp);
-  bool EvictOldest(size_t tier_index, uint64_t before_stamp);
+  // The same bytes on the tier below: the entry's replica there, or a copy. Null when it has to be dropped.
+  AllocationHandle CopyBelow(size_t tier_index, const EntryPtr& entry, const DataSource& data);
+  // A block of `size`, pushing out what was used before `stamp`; null when that does not make room.
+  AllocationHandle RoomOn(size_t tier_index, size_t size, uint64_t stamp);
+  // As Evict, for the oldest entry; nullopt also when it was used at `before_stamp` or later.
+  std::optional<size_t> EvictOldest(size_t tier_index, uint64_t before_stamp);
 
   TieredBackend& backend_;
   std::vector<std::unique_ptr<LruQueue>> queues_;  // by tier index

@@ -1,0 +1,43 @@
+// What tests ask the ACL emulator behind the store's back. Nothing here links it: it is found if it is loaded.
+#pragma once
+
+#include <aclemu.h>
+#include <dlfcn.h>
+
+#include "common/check.h"
+
+namespace mooncake {
+
+struct EmulatorProbe {
+  static constexpr const char* kMallocOutOfMemory = "aclrtMallocAlign32@1=207001;aclrtMalloc@1=207001";
+
+  // True once the runtime is loaded and is the emulator.
+  static bool Loaded() { return Find("aclemu_live_allocs") != nullptr; }
+  // Blocks allocated and not freed on a device, or on all.
+  static int64_t LiveBlocks(int32_t device_id = -1) {
+    return reinterpret_cast<decltype(&aclemu_live_allocs)>(Required("aclemu_live_allocs"))(device_id);
+  }
+  // Makes calls fail, "name@nth=code;..."; "" ends it.
+  static void Inject(const char* rules) {
+    const int rc = reinterpret_cast<decltype(&aclemu_inject)>(Required("aclemu_inject"))(rules);
+    MC_CHECK(rc == 0, "fault rules '{}' were refused", rules);
+  }
+  static aclemu_stats Stats() {
+    aclemu_stats stats{};
+    stats.version = ACLEMU_STATS_VERSION;
+    stats.struct_bytes = sizeof(stats);
+    const int rc = reinterpret_cast<decltype(&aclemu_get_stats)>(Required("aclemu_get_stats"))(&stats);
+    MC_CHECK(rc == 0, "statistics of another version");
+    return stats;
+  }
+
+ private:
+  static void* Find(const char* symbol) { return dlsym(RTLD_DEFAULT, symbol); }
+  static void* Required(const char* symbol) {
+    void* found = Find(symbol);
+    MC_CHECK(found != nullptr, "the emulator is not loaded: no {}", symbol);
+    return found;
+  }
+};
+
+}  // namespace mooncake
