@@ -1,10 +1,8 @@
 """A store with a DRAM tier and an Ascend NPU tier: set up, put one key, get it back.
 
-Wants a master on 127.0.0.1:50051, or the address in argv[1], and build/release/python on PYTHONPATH. Without an NPU:
+Wants a master on 127.0.0.1:50051, port 12345 free, and build/release/python on PYTHONPATH. Without an NPU:
 scripts/with_npu_emulator.sh env PYTHONPATH=build/release/python /usr/bin/python3 examples/seed_example.py
 """
-import sys
-
 from mooncake.store import MooncakeDistributedStore
 import json
 
@@ -34,18 +32,18 @@ ret = store.setup_p2p_real_client(
     local_buffer_size=16 * 1024 * 1024,
     protocol="tcp",
     rdma_devices="",
-    master_server_addr=sys.argv[1] if len(sys.argv) > 1 else "127.0.0.1:50051",
+    master_server_addr="127.0.0.1:50051",
     client_rpc_port=12345,
     client_rpc_thread_num=16,
 )
 
 print("setup ret =", ret)
 if ret != 0:
-    sys.exit(1)
+    raise SystemExit(1)
 
 value = b"key and value bytes of one block" * 1024
 print("put ret =", store.put("example/block0", value))
 same = store.get("example/block0") == value
 print("get returns what was put:", same)
 store.close()
-sys.exit(0 if same else 1)
+raise SystemExit(0 if same else 1)

@@ -5,7 +5,7 @@ import sys
 import pytest
 from conftest import ROOT
 
-COMMANDS = ["run_tests.sh", "scripts/install_deps.sh", "scripts/fresh_check.sh"]
+COMMANDS = ["quickstart.sh", "run_tests.sh", "scripts/install_deps.sh", "scripts/fresh_check.sh"]
 
 
 def run(*command):
