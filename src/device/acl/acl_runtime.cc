@@ -66,17 +66,17 @@ Result<void> AclRuntime::OpenDevice(int32_t device_id) {
   Device& device = devices_[device_id];
   std::lock_guard lock(device.opening);
   if (device.context.load() != nullptr) return {};
-  // On a thread of its own: binding a device cannot be undone for the thread that does it.
-  AclError rc = kSuccess;
-  Context context = nullptr;
+  // On a thread of its own: binding a device cannot be undone for the thread that does it. The runtime keeps its error
+  // text per thread, so the status is made there too.
+  Result<Context> context = nullptr;
   std::thread([&] {
-    rc = library_.functions.SetDevice(device_id);
-    if (rc == kSuccess) rc = library_.functions.GetCurrentContext(&context);
+    AclError rc = library_.functions.SetDevice(device_id);
+    if (rc == kSuccess) rc = library_.functions.GetCurrentContext(&*context);
+    if (rc != kSuccess) {
+      context = std::unexpected(Failed(ErrorCode::INTERNAL_ERROR, rc, fmt::format("aclrtSetDevice({})", device_id)));
+    }
   }).join();
-  if (rc != kSuccess) {
-    return std::unexpected(Failed(ErrorCode::INTERNAL_ERROR, rc, fmt::format("aclrtSetDevice({})", device_id)));
-  }
-  device.context.store(context);
+  device.context.store(MC_TRY(std::move(context)));
   return {};
 }
 
