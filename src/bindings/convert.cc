@@ -9,7 +9,7 @@ namespace mooncake::python {
 namespace {
 
 // Below this a copy costs less than passing the GIL around.
-constexpr size_t kCopyWithoutGilBytes = 64 * 1024;
+constexpr size_t kCopyWithoutGilBytes = size_t{64} << 10;
 
 py::tuple TupleOf(py::handle sequence, const char* name, const char* wanted) {
   if (PyUnicode_Check(sequence.ptr()) || PyBytes_Check(sequence.ptr()) || sequence.is_none())

@@ -166,7 +166,7 @@ Result<RealClientOptions> ReadSetupP2p(const py::args& args, const py::kwargs& k
   RealClientOptions options = MC_TRY(CommonOptions(kSetupP2pCall, arguments));
   options.rpc_port = static_cast<uint16_t>(MC_TRY(arguments.NumberWithin("client_rpc_port", 0, UINT16_MAX)));
   options.rpc_threads = std::min<size_t>(MC_TRY(arguments.NumberWithin("client_rpc_thread_num", 1, 1024)),
-                                         2 * std::max(1U, std::thread::hardware_concurrency()));
+                                         size_t{2} * std::max(1U, std::thread::hardware_concurrency()));
   options.lock_shard_count = MC_TRY(arguments.NumberWithin("lock_shard_count", 1, 1 << 20));
   options.announce_batch_max = MC_TRY(arguments.NumberWithin("async_max_batch_size", 1, 1 << 20));
   std::optional<std::string_view> config;

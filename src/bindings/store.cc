@@ -37,9 +37,14 @@ bool IsUsable(uint64_t address, uint64_t size) {
   return size == 0 || (address != 0 && address + size > address);
 }
 
+// Addresses come from Python as numbers.
+void* PointerTo(uint64_t address) {
+  return reinterpret_cast<void*>(address);  // NOLINT(performance-no-int-to-ptr)
+}
+
 MemoryRange RangeAt(const RealClient& client, uint64_t address, uint64_t size) {
   if (size == 0) return HostRange{};
-  return client.Classify(reinterpret_cast<void*>(address), size);
+  return client.Classify(PointerTo(address), size);
 }
 
 std::unexpected<Status> UnusableMemory(uint64_t address, uint64_t size) {
@@ -297,6 +302,7 @@ int64_t Store::PutBatch(py::handle keys, py::handle values, py::handle config) {
   if (pinned.size() != names.size()) return kInvalid;
   return WithClient([&](RealClient& client) {
            std::vector<PutItem> items;
+           items.reserve(names.size());
            for (size_t i = 0; i < names.size(); ++i) items.push_back({names.views()[i], pinned[i].bytes()});
            const auto codes = PutItems("put_batch", client, items);
            const auto failed = std::find_if(codes.begin(), codes.end(), [](int64_t code) { return code != 0; });
@@ -460,7 +466,7 @@ int64_t Store::RegisterBuffer(py::handle address, py::handle size) {
   const uint64_t at = UnsignedOf(address, "buffer_ptr");
   const uint64_t length = UnsignedOf(size, "size");
   return WithClient([&](RealClient& client) {
-           const auto done = client.RegisterBuffer(reinterpret_cast<void*>(at), length);
+           const auto done = client.RegisterBuffer(PointerTo(at), length);
            if (!done) ReportFailure("register_buffer", "", done.error());
            return PutCode(done);
          })
@@ -470,7 +476,7 @@ int64_t Store::RegisterBuffer(py::handle address, py::handle size) {
 int64_t Store::UnregisterBuffer(py::handle address) {
   const uint64_t at = UnsignedOf(address, "buffer_ptr");
   return WithClient([&](RealClient& client) {
-           const auto done = client.UnregisterBuffer(reinterpret_cast<void*>(at));
+           const auto done = client.UnregisterBuffer(PointerTo(at));
            if (!done) ReportFailure("unregister_buffer", "", done.error());
            return PutCode(done);
          })

@@ -4,6 +4,7 @@ MC_BUILD_DIR names the build directory (default: build/release). NPU memory is t
 """
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -93,6 +94,18 @@ def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return probe.getsockname()[1]
+
+
+def suspend(pid):
+    """SIGSTOP, and back when every thread has stopped: until then the process may still answer."""
+    os.kill(pid, signal.SIGSTOP)
+    while not all(state == "T" for state in thread_states(pid)):  # pytest's time-out bounds it
+        pass
+
+
+def thread_states(pid):
+    for status in Path(f"/proc/{pid}/task").glob("*/stat"):
+        yield status.read_text().rpartition(")")[2].split()[0]
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import signal
 import threading
 
 import numpy as np
-from conftest import start_python
+from conftest import start_python, suspend
 from mooncake.store import MooncakeDistributedStore
 
 SHUTTING_DOWN = -1600
@@ -112,7 +112,7 @@ def progress_while(call, until):
 def test_other_threads_run_while_a_put_waits_for_the_master(master, open_store):
     store = open_store(master)
     assert store.put("before", b"v") == 0
-    os.kill(master.process.pid, signal.SIGSTOP)
+    suspend(master.process.pid)
     blocked, code = progress_while(lambda: store.put("key", b"v"), lambda: os.kill(master.process.pid, signal.SIGCONT))
     assert blocked, "the put ended before this thread could count"
     assert code == 0
@@ -121,7 +121,7 @@ def test_other_threads_run_while_a_put_waits_for_the_master(master, open_store):
 
 def test_other_threads_run_while_setup_waits(master):
     store = MooncakeDistributedStore()
-    os.kill(master.process.pid, signal.SIGSTOP)
+    suspend(master.process.pid)
     blocked, code = progress_while(
         lambda: store.setup("127.0.0.1", "P2PHANDSHAKE", 0, 0, "tcp", "", master.address, enable_http_server=False,
                             wait=60),
@@ -148,7 +148,7 @@ def test_other_threads_run_while_a_get_waits_for_its_owner(master, open_store):
         assert owner.stdout.readline() == "owner ready\n"
         store = open_store(master)
         assert store.get("key") == bytes(range(256)) * 4096
-        os.kill(owner.pid, signal.SIGSTOP)
+        suspend(owner.pid)
         blocked, value = progress_while(lambda: store.get("key"), lambda: os.kill(owner.pid, signal.SIGCONT))
         assert blocked
         assert value == bytes(range(256)) * 4096
@@ -162,7 +162,7 @@ def test_call_on_a_stopped_owner_ends_with_its_deadline(master, open_store):
     try:
         assert owner.stdout.readline() == "owner ready\n"
         store = open_store(master)
-        os.kill(owner.pid, signal.SIGSTOP)
+        suspend(owner.pid)
         target = np.zeros(1 << 20, dtype=np.uint8)
         assert store.get_into("key", target.ctypes.data, target.nbytes) < 0
         assert store.get("key") == b""
