@@ -56,7 +56,8 @@ start() {
   shift
   rm -f -- "$pipe"
   mkfifo -- "$pipe"
-  "$@" >"$pipe" 2>"$log" </dev/null &
+  # In a session of its own: Ctrl-C is for us, and for the replay, which still wants to ask the cluster.
+  setsid "$@" >"$pipe" 2>"$log" </dev/null &
   pids+=($!)
   exec {fd}<"$pipe"
   if ! IFS= read -r -t "$ready_seconds" line <&"$fd" || [[ $line != *ready* ]]; then

@@ -5,9 +5,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <nlohmann/json.hpp>
-#include <sstream>
 
 namespace mooncake::bench {
 namespace {
@@ -16,13 +14,9 @@ constexpr Duration kStartBudget = std::chrono::seconds(10);
 constexpr Duration kRunBudget = std::chrono::seconds(20);
 constexpr const char* kLoopback = "127.0.0.1";
 
-bool IsInstalled() {
-  const char* path = std::getenv("PATH");
-  std::istringstream folders(path != nullptr ? path : "");
-  for (std::string folder; std::getline(folders, folder, ':');) {
-    if (access((folder + "/iperf3").c_str(), X_OK) == 0) return true;
-  }
-  return false;
+Result<bool> IsInstalled() {
+  Child version = MC_TRY(Child::Start({"iperf3", "--version"}));
+  return MC_TRY(version.ReadAll(Deadline::After(kStartBudget))).starts_with("iperf");
 }
 
 // iperf3 cannot take port 0, so the system is asked for a free one.
@@ -41,7 +35,7 @@ uint16_t FreePort() {
 }  // namespace
 
 Result<std::unique_ptr<Iperf>> Iperf::Start() {
-  if (!IsInstalled()) return nullptr;
+  if (!MC_TRY(IsInstalled())) return nullptr;
   const uint16_t port = FreePort();
   if (port == 0) return Error(ErrorCode::INTERNAL_ERROR, "no free port for iperf3");
   Child server =

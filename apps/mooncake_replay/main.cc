@@ -77,17 +77,17 @@ class StopSignal {
   StopSignal(const StopSignal&) = delete;
   StopSignal& operator=(const StopSignal&) = delete;
 
-  // Waits until `time`, or not at all when it is past; false when a signal came.
+  // Waits until `time`, or not at all when it is past. A signal ends the wait, later waits are whole again; false when
+  // one has come.
   bool WaitUntil(TimePoint time) {
     for (;;) {
-      if (stopped_) return false;
       const auto left = std::max(Duration::zero(), time - SteadyClock::Instance().Now());
       const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(left);
       const timespec timeout{seconds.count(), (left - seconds).count()};
       pollfd poll{fd_, POLLIN, 0};
       const int ready = ppoll(&poll, 1, &timeout, nullptr);
-      if (ready == 0) return true;
       if (ready > 0) Take();
+      if (ready >= 0) return !stopped_;
     }
   }
 

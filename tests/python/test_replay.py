@@ -115,12 +115,16 @@ def test_same_prefix_finds_the_blocks_of_the_run_before(start, master, tmp_path)
     assert json.loads(out.read_text())["hit_ratio"] < 0.5
 
 
-def test_interrupt_prints_the_summary_so_far(start, master):
+def test_interrupt_prints_the_summary_so_far(start, master, tmp_path):
     client(start, master, dram("64MB"))
+    out = tmp_path / "result.json"
     # At this speed the second group of requests is hours away.
     program = start("mooncake_replay", f"--trace={EXAMPLE}", f"--master_server_address={master}", "--bytes_per_token=8",
-                    "--speed=0.0001", ready="500 requests, 14162 blocks")
+                    "--speed=0.0001", f"--json={out}", ready="500 requests, 14162 blocks")
     program.process.send_signal(signal.SIGINT)
     assert program.wait() == 130
     assert "of 500  (ended early)" in program.output
-    assert "0 errors" in program.output
+    numbers = json.loads(out.read_text())
+    assert numbers["interrupted"] and numbers["requests"] < 500
+    # The tiers are those of the end, not of the owner's last report before it.
+    assert sum(tier["used_bytes"] for tier in numbers["tiers"]) == numbers["bytes_written"]
