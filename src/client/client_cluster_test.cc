@@ -70,18 +70,19 @@ TEST_P(ObjectPathsTest, ClientWithoutTiersPutsIntoTheOthers) {
     const Bytes value = RandomBytes(size, size);
     ASSERT_TRUE(Put(*guest, key, value));
     const NpuBlock source(value);
-    const PutItem item{key + "npu", source.range()};
+    const std::string npu_key = key + "npu";
+    const PutItem item{npu_key, source.range()};
     const auto put = guest->BatchPut(std::span(&item, 1))[0];
     ASSERT_TRUE(put) << put.error().ToString();
     for (RealClient* client : {owner.get(), other.get(), guest.get()}) {
-      for (const std::string& name : {key, key + "npu"}) {
+      for (const std::string& name : {key, npu_key}) {
         const auto got = Get(*client, name);
         ASSERT_TRUE(got) << got.error().ToString();
         EXPECT_TRUE(*got == value);
       }
     }
     ASSERT_TRUE(guest->Remove(key));
-    ASSERT_TRUE(guest->Remove(key + "npu"));
+    ASSERT_TRUE(guest->Remove(npu_key));
   }
 }
 
