@@ -1,5 +1,5 @@
 // Put, get and removal between clients of one cluster: every kind of memory on either side.
-#include "client/client_test_util.h"
+#include "client/test_cluster.h"
 
 namespace mooncake {
 namespace {

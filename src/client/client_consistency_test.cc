@@ -1,7 +1,7 @@
 // What a success promises while others write, remove and evict: readable at once, and never torn.
 #include <xxhash.h>
 
-#include "client/client_test_util.h"
+#include "client/test_cluster.h"
 
 namespace mooncake {
 namespace {

@@ -8,7 +8,7 @@
 #include <filesystem>
 #include <latch>
 
-#include "client/client_test_util.h"
+#include "client/test_cluster.h"
 #include "protocol/methods.h"
 #include "protocol/peer_messages.h"
 

@@ -1,5 +1,5 @@
 // Life with a master that is absent, late, restarted, of another version or slow.
-#include "client/client_test_util.h"
+#include "client/test_cluster.h"
 #include "protocol/methods.h"
 
 namespace mooncake {

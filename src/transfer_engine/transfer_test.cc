@@ -6,7 +6,7 @@
 #include "protocol/methods.h"
 #include "protocol/peer_messages.h"
 #include "rpc/rpc_test_util.h"
-#include "transfer_engine/fake_npu.h"
+#include "transfer_engine/test_fake_npu.h"
 #include "transfer_engine/transport/rpc_transport.h"
 
 namespace mooncake {
