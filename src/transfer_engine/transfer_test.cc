@@ -1,6 +1,7 @@
 // Windows read and written over RPC, between good peers and bad ones.
 #include <gtest/gtest.h>
 
+#include <deque>
 #include <thread>
 
 #include "protocol/methods.h"
@@ -75,6 +76,10 @@ class TransferTest : public ::testing::Test {
     return {connection, id.value_or(0), size};
   }
 
+  // Memory that a node serves; it lives until no thread of a node does.
+  std::vector<std::byte>& Serve(std::vector<std::byte> bytes) { return served_.emplace_back(std::move(bytes)); }
+
+  std::deque<std::vector<std::byte>> served_;
   std::shared_ptr<int> keep_alive_ = std::make_shared<int>();
   FakeNpu npu_;
   Node near_;
@@ -103,7 +108,7 @@ TEST_P(TransferShapesTest, ReadAndWriteMoveExactlyTheRange) {
   for (const size_t size : {size_t{1}, 4 * kMiB - 1, 4 * kMiB, 4 * kMiB + 1, 33 * kMiB}) {
     SCOPED_TRACE(size);
     constexpr size_t kBefore = 7, kAfter = 5;
-    auto far_bytes = RandomBytes(kBefore + size + kAfter, 1);
+    auto& far_bytes = Serve(RandomBytes(kBefore + size + kAfter, 1));
     const auto far_original = far_bytes;
     auto near_bytes = RandomBytes(size, 2);
     const auto near_original = near_bytes;
@@ -189,7 +194,7 @@ TEST_F(TransferTest, MoreWritersThanSlotsAndThreadsAllFinish) {
 TEST_F(TransferTest, FailedDeviceCopyIsTheTransfersError) {
   const auto content = RandomBytes(9 * kMiB, 5);
   const NpuRange block = npu_.Hold(content);
-  std::vector<std::byte> host(content.size());
+  auto& host = Serve(std::vector<std::byte>(content.size()));
   std::atomic<int> copies{0};
   npu_.before_copy = [&]() -> Result<void> {
     if (copies.fetch_add(1) != 1) return {};
@@ -210,7 +215,7 @@ TEST_F(TransferTest, FailedDeviceCopyIsTheTransfersError) {
 // --- what a peer may not do ---
 
 TEST_F(TransferTest, WindowsOfOthersAndRangesOutsideAreRefused) {
-  auto memory = RandomBytes(1000, 6);
+  auto& memory = Serve(RandomBytes(1000, 6));
   const auto original = memory;
   const auto other = near_.ConnectTo(far_.server->port());
   const RemoteWindow window = Open(connection_, far_, HostRange(memory), false);
@@ -224,7 +229,7 @@ TEST_F(TransferTest, WindowsOfOthersAndRangesOutsideAreRefused) {
 }
 
 TEST_F(TransferTest, LyingRequestsAreRefusedAndTheConnectionLives) {
-  std::vector<std::byte> memory(16 * kMiB);
+  auto& memory = Serve(std::vector<std::byte>(16 * kMiB));
   const NpuRange block = npu_.Hold(memory);
   const RemoteWindow host = Open(connection_, far_, HostRange(memory), true);
   const RemoteWindow npu = Open(connection_, far_, block, true);
@@ -251,7 +256,7 @@ TEST_F(TransferTest, LyingRequestsAreRefusedAndTheConnectionLives) {
 }
 
 TEST_F(TransferTest, EndOfTheConnectionDropsTheWindowsMemory) {
-  std::vector<std::byte> memory(100);
+  auto& memory = Serve(std::vector<std::byte>(100));
   Open(connection_, far_, HostRange(memory), false);
   Open(connection_, far_, HostRange(memory), true);
   EXPECT_EQ(keep_alive_.use_count(), 3);
