@@ -1,6 +1,9 @@
 // Registration and heartbeats.
 #include "client/master_link.h"
 
+#include <algorithm>
+#include <utility>
+
 #include "common/log.h"
 #include "protocol/methods.h"
 #include "rpc/io_pool.h"
@@ -88,6 +91,7 @@ Result<void> MasterLink::Register() {
     last_error_ = reply.error().message();
     return std::unexpected(reply.error());
   }
+  client_ttl_ms_.store(reply->client_ttl_ms);
   health_.store(ClientHealth::SYNCING);
   hooks_.on_registered();
   return {};
@@ -139,7 +143,10 @@ Result<protocol::AnnounceReply> MasterLink::Announce(std::vector<protocol::KeySt
 void MasterLink::HeartbeatLoop() {
   std::unique_lock lock(mutex_);
   while (!stopping_) {
-    wake_.wait_for(lock, options_.heartbeat_interval, [this] { return stopping_ || beat_now_; });
+    Duration interval = options_.heartbeat_interval;
+    if (const uint64_t ttl_ms = client_ttl_ms_.load(); ttl_ms > 0)
+      interval = std::min<Duration>(interval, std::chrono::milliseconds(std::max<uint64_t>(1, ttl_ms / 3)));
+    wake_.wait_for(lock, interval, [this] { return stopping_ || beat_now_; });
     if (stopping_) return;
     beat_now_ = false;
     lock.unlock();

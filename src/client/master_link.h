@@ -26,8 +26,8 @@ class MasterLink {
   struct Options {
     Endpoint master;
     rpc::Identity self;
-    std::string advertised;  // endpoint where peers reach us
-    Duration heartbeat_interval = std::chrono::seconds(1);
+    std::string advertised;                                 // endpoint where peers reach us
+    Duration heartbeat_interval = std::chrono::seconds(1);  // less where the master's TTL asks for it
     Duration attempt_timeout = std::chrono::seconds(2);
   };
   struct Hooks {
@@ -80,6 +80,7 @@ class MasterLink {
   const std::shared_ptr<rpc::RpcClient> heartbeats_;
   std::atomic<ClientHealth> health_{ClientHealth::DEGRADED};
   std::atomic<uint64_t> sequence_{0};
+  std::atomic<uint64_t> client_ttl_ms_{0};  // as the master said; 0: not yet
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable wake_;
