@@ -192,6 +192,9 @@ void RealClient::Close() {
   if (link_) link_->Stop();            // first of all nobody is sent here any more
   if (announcer_) announcer_->Stop();  // whoever waits for it is released
   if (server_) server_->Stop();
+  // Work of peers that was handed over already; what one hands to the other from here on is refused.
+  if (executor_) executor_->Stop();
+  if (stagers_) stagers_->Stop();
   if (peers_) peers_->Close();
   std::unique_lock wait_for_calls(closing_mutex_);
   if (backend_) backend_->Stop();

@@ -93,6 +93,21 @@ TEST(ExecutorTest, RunsEverythingBeforeItDies) {
   EXPECT_EQ(ran, 50);
 }
 
+TEST(ExecutorTest, StoppedRunsWhatWasQueuedAndRefusesMore) {
+  std::atomic<int> ran = 0;
+  Executor executor("test", 1, 100);
+  for (int i = 0; i < 20; ++i) {
+    std::move_only_function<void()> task = [&] { ran.fetch_add(1); };
+    ASSERT_TRUE(executor.TrySubmit(task));
+  }
+  executor.Stop();
+  EXPECT_EQ(ran, 20);
+  std::move_only_function<void()> late = [&] { ran.fetch_add(1); };
+  EXPECT_FALSE(executor.TrySubmit(late));
+  EXPECT_TRUE(static_cast<bool>(late));
+  executor.Stop();
+}
+
 TEST(ExecutorTest, FullQueueLeavesTheTaskWithTheCaller) {
   std::mutex gate;
   std::unique_lock hold(gate);

@@ -16,12 +16,17 @@ Executor::Executor(std::string name, size_t threads, size_t queue_limit) : queue
 }
 
 Executor::~Executor() {
+  Stop();
+}
+
+void Executor::Stop() {
   {
     std::lock_guard lock(mutex_);
     stopping_ = true;
   }
   wake_.notify_all();
   for (auto& thread : threads_) thread.join();
+  threads_.clear();
 }
 
 bool Executor::TrySubmit(std::move_only_function<void()>& task) {

@@ -12,16 +12,18 @@
 
 namespace mooncake {
 
-// Any thread may submit. The destructor runs what is queued, then joins.
+// Any thread may submit. Executors that hand work to each other are all stopped before any of them is destroyed.
 class Executor {
  public:
   Executor(std::string name, size_t threads, size_t queue_limit);
-  ~Executor();
+  ~Executor();  // stops
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
   // False when the queue is full or the executor stops; the task is then not run and still belongs to the caller.
   [[nodiscard]] bool TrySubmit(std::move_only_function<void()>& task);
+  // Takes nothing more, runs what is queued, joins. Idempotent; not from one of its own tasks.
+  void Stop();
 
  private:
   void Run();
