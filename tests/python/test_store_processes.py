@@ -174,7 +174,14 @@ if child == 0:
     del handle
     sys.exit(0)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+child = os.fork()  # one that ends without setting up a store of its own
+if child == 0:
+    sys.exit(0)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 assert store.get("key") == b"value" and store.health_check() == 0
+other = MooncakeDistributedStore()
+assert other.setup("127.0.0.1", "P2PHANDSHAKE", 0, 0, "tcp", "", sys.argv[1], enable_http_server=False) == 0
+assert other.get("key") == b"value"  # the master still knows whose it is
 print("parent done")
 """, master.address)
     assert (result.returncode, result.stdout) == (0, "parent done\n"), result.stderr
