@@ -42,6 +42,9 @@ function(mc_test name)
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE mooncake_core GTest::gmock GTest::gtest GTest::gtest_main ${ARG_LIBS})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+  if(TARGET ascendcl AND TARGET acl_rt)
+    add_dependencies(${name} ascendcl acl_rt)  # so that one test program, built alone, finds them
+  endif()
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST
     PROPERTIES TIMEOUT 240 LABELS ${name}
                ENVIRONMENT "LD_LIBRARY_PATH=${CMAKE_BINARY_DIR}/emulator/lib64;MC_BUILD_DIR=${CMAKE_BINARY_DIR}")

@@ -109,7 +109,7 @@ class NpuBlock {
  public:
   explicit NpuBlock(size_t size, int32_t device_id = 0) : size_(size) {
     auto runtime = OpenNpuRuntime();
-    EXPECT_TRUE(runtime) << runtime.error().ToString();
+    MC_CHECK(runtime.has_value(), "{}", runtime.error().ToString());
     runtime_ = *runtime;
     EXPECT_TRUE(runtime_->OpenDevice(device_id));
     if (size_ > 0) pointer_ = *runtime_->Allocate(device_id, size_);
