@@ -445,16 +445,17 @@ TEST_F(FailureTest, ClientGoesWhileItsPeersWorkWaitsInTheQueues) {
 }
 
 TEST_F(FailureTest, ClientBackUnderTheSameEndpointTakesOver) {
-  auto first = DramClient();
-  const auto endpoint = Endpoint::Parse(first->hostname());
+  // A port that was free a moment ago, outside the range that clients of tests running beside this one take.
+  const Endpoint endpoint{"127.0.0.1", OpenMaster()->port()};
+  auto options = OptionsFor(master_->port(), {DramTierOf(64 * kMiB)});
+  options.local_hostname = endpoint.ToString();
+  auto first = OpenClient(options);
   const auto reader = DramClient();
   ASSERT_TRUE(Put(*first, "k", RandomBytes(10, 1)));
   ASSERT_TRUE(Get(*reader, "k"));
   first.reset();
-  auto options = OptionsFor(master_->port(), {DramTierOf(64 * kMiB)});
-  options.local_hostname = endpoint->ToString();
   const auto second = OpenClient(options);
-  EXPECT_EQ(second->hostname(), endpoint->ToString());
+  EXPECT_EQ(second->hostname(), endpoint.ToString());
   EXPECT_EQ(CodeOf(Get(*reader, "k")), ErrorCode::OBJECT_NOT_FOUND);
   ASSERT_TRUE(Put(*second, "k", RandomBytes(10, 2)));
   const auto got = Get(*reader, "k");
