@@ -2,6 +2,9 @@
 #include <xxhash.h>
 
 #include "client/test_cluster.h"
+#include "protocol/methods.h"
+#include "protocol/peer_messages.h"
+#include "rpc/rpc_test_util.h"
 
 namespace mooncake {
 namespace {
@@ -46,6 +49,34 @@ TEST_F(ConsistencyTest, WhatPutReturnedForIsReadableElsewhereAtOnce) {
     });
   }
   for (auto& thread : threads) thread.join();
+}
+
+// Replies wait in full sockets while the key goes and its room is wanted for others.
+TEST_F(ConsistencyTest, RepliesUnderWayKeepTheirBytesThroughRemovalAndEviction) {
+  const auto owner = DramClient(16 * kMiB);
+  const Bytes value = SelfDescribing(4 * kMiB, 1);
+  ASSERT_TRUE(Put(*owner, "k", value));
+  rpc::RawPeer peer = rpc::RawPeer::ConnectTo(Endpoint::Parse(owner->hostname())->port);
+  ASSERT_TRUE(peer.ShakeHandsAsClient());
+  constexpr int kReplies = 12;
+  for (int i = 0; i < kReplies; ++i) {
+    ASSERT_TRUE(peer.SendFrame({.kind = rpc::internal::FrameKind::kRequest,
+                                .method = protocol::kPeerGet,
+                                .id = static_cast<uint64_t>(i + 1),
+                                .budget_ms = 60'000},
+                               rpc::Encode(protocol::GetRequest{{"k"}})));
+  }
+  const std::string all_served = fmt::format("mooncake_p2p_peer_read_remote_data_hits_total {}\n", kReplies);
+  ASSERT_TRUE(Eventually([&] { return owner->MetricsText().find(all_served) != std::string::npos; }));
+  ASSERT_TRUE(owner->Remove("k"));
+  for (int i = 0; i < 12; ++i) ASSERT_TRUE(Put(*owner, std::to_string(i), RandomBytes(4 * kMiB, 2)));
+  for (int i = 0; i < kReplies; ++i) {
+    const auto frame = peer.ReceiveFrame();
+    ASSERT_TRUE(frame);
+    EXPECT_TRUE(std::ranges::equal(std::as_bytes(std::span(frame->payload)), value)) << i;
+  }
+  ASSERT_TRUE(owner->RemoveAll());
+  EXPECT_TRUE(Eventually([&] { return owner->GetTierViews()[0].usage == 0; }));
 }
 
 class TornReadTest : public ConsistencyTest, public ::testing::WithParamInterface<bool> {};
