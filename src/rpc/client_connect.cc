@@ -39,15 +39,16 @@ void ClientCore::StartConnect() {
 }
 
 void ClientCore::ConnectTo(uint64_t attempt, std::vector<tcp::endpoint> targets) {
-  connecting_ = std::make_unique<tcp::socket>(thread_->context());
+  connecting_ = std::make_shared<tcp::socket>(thread_->context());
   const auto list = std::make_shared<const std::vector<tcp::endpoint>>(std::move(targets));
   asio::async_connect(*connecting_, *list,
-                      [self = shared_from_this(), attempt, list](const asio::error_code& error, const tcp::endpoint&) {
+                      [self = shared_from_this(), attempt, list, connecting = connecting_](
+                          const asio::error_code& error, const tcp::endpoint&) {
                         if (self->attempt_ != attempt) return;
                         if (error) {
                           return self->ConnectFailed(Status(ErrorCode::RPC_FAIL, error.message(), error.value()));
                         }
-                        tcp::socket socket = std::move(*self->connecting_);
+                        tcp::socket socket = std::move(*connecting);
                         self->connecting_.reset();
                         self->StartHandshake(std::move(socket));
                       });
@@ -135,6 +136,10 @@ void ClientCore::ResetAttempt() {
   ++attempt_;
   connect_timer_.cancel();
   resolver_.cancel();
+  if (connecting_ != nullptr) {
+    asio::error_code ignored;
+    connecting_->close(ignored);  // ends the attempt: its handler keeps the object, not the connection
+  }
   connecting_.reset();
 }
 

@@ -129,7 +129,7 @@ class ClientCore final : public FrameChannel::Owner, public Abortable, public st
 
   uint64_t attempt_ = 0;  // handlers of an earlier attempt find another number and do nothing
   asio::ip::tcp::resolver resolver_;
-  std::unique_ptr<asio::ip::tcp::socket> connecting_;
+  std::shared_ptr<asio::ip::tcp::socket> connecting_;  // also held by the attempt's handler, which Asio lets look at it
   asio::steady_timer connect_timer_;
   Duration back_off_{0};
   TimePoint retry_at_{};

@@ -1,4 +1,5 @@
 // A call that returns has let go of the caller's memory, whatever state its deadline finds it in.
+#include <atomic>
 #include <thread>
 
 #include "rpc/rpc_test_util.h"
@@ -276,6 +277,23 @@ TEST_F(RpcDeadlineTest, ServerDisconnectsAPeerThatStallsMidFrameOrTakesNoReply) 
   ASSERT_TRUE(deaf.SendFrame({.kind = internal::FrameKind::kRequest, .method = 12, .id = 1}));
   AwaitStats([](const ServerStats& stats) { return stats.calls == 2; });
   AwaitStats([](const ServerStats& stats) { return stats.open == 0; });
+}
+
+// Closing while the connection is being made: Asio looks at the socket once more after that.
+TEST_F(RpcDeadlineTest, CloseDuringTheConnectEndsTheCallsAndNothingElse) {
+  StartServer();
+  std::atomic<int> completed{0};
+  constexpr int kRounds = 300;
+  for (int i = 0; i < kRounds; ++i) {
+    const auto client = Connect();
+    client->CallAsync(kEcho, "x", {}, Soon(), [&](Result<std::string>) { completed.fetch_add(1); });
+    if (i % 3 == 1) std::this_thread::yield();
+    client->Close();
+  }
+  const Deadline deadline = Soon();
+  while (completed.load() < kRounds && !deadline.Passed()) std::this_thread::yield();
+  EXPECT_EQ(completed.load(), kRounds);
+  EXPECT_TRUE(Connect()->Call(kEcho, "still here", Soon()));
 }
 
 }  // namespace
