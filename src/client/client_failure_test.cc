@@ -217,7 +217,7 @@ TEST_F(FailureTest, LyingRepliesAreErrorsThatTouchNothingOutsideTheTarget) {
       case 1:
         return reply({object(10, true), object(10, true), object(10, true)}, 30);  // too many
       case 2:
-        return reply({object(10, true), object(UINT64_MAX, true)}, 20);  // sizes wrap around
+        return reply({object(21, true), object(UINT64_MAX, true)}, 20);  // sizes wrap around
       case 3:
         return reply({object(10, true), object(10, true)}, 19);  // less than promised
       case 4:
