@@ -14,7 +14,8 @@ namespace {
 
 constexpr int kReadRounds = 3;         // look-ups per get: the route may be stale, the owner may be dead
 constexpr size_t kGroupsInFlight = 8;  // requests on the wire at once to one owner
-constexpr size_t kGroupsWithSlots = 2;  // the same when each holds a staging slot: an owner that hangs keeps few of them
+constexpr size_t kGroupsWithSlots =
+    2;  // the same when each holds a staging slot: an owner that hangs keeps few of them
 constexpr Duration kCloseBudget = std::chrono::seconds(1);
 
 // Keys asked of one owner in one request, and what became of them.
