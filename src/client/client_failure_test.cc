@@ -527,6 +527,20 @@ TEST_F(NodeProcessTest, KilledOwnerIsAnErrorThenAMissAndItsKeysCanBePutAgain) {
   EXPECT_TRUE(Eventually([&] { return reader->ListClients().has_value() && master_->KeyCount() == 1; }));
 }
 
+// Until the master gives a killed owner up it believes that its keys are stored. A put may not take its word for it.
+TEST_F(NodeProcessTest, PutOfAKilledOwnersKeyIsAnErrorNotASuccessNobodyCanRead) {
+  NodeProcess node(master_->port(), 3, 1 * kMiB);
+  const auto with_tiers = DramClient();
+  const auto without = Client({});
+  EXPECT_TRUE(Put(*with_tiers, "node0", RandomBytes(10, 1)));  // held and alive: fine, and the first bytes stay
+  EXPECT_TRUE(Put(*without, "node0", RandomBytes(10, 1)));
+  EXPECT_EQ(Get(*without, "node0")->size(), kMiB);
+  node.Signal(SIGKILL);
+  ASSERT_TRUE(Eventually([&] { return !Get(*with_tiers, "node1").has_value(); }));
+  EXPECT_EQ(CodeOf(Put(*with_tiers, "node2", RandomBytes(10, 1))), ErrorCode::RPC_FAIL);
+  EXPECT_EQ(CodeOf(Put(*without, "node2", RandomBytes(10, 1))), ErrorCode::RPC_FAIL);
+}
+
 TEST_F(NodeProcessTest, OwnerKilledInTheMiddleOfReadsGivesWholeValuesOrErrors) {
   const auto node = std::make_unique<NodeProcess>(master_->port(), 4, 9 * kMiB);
   const auto reader = HastyClient({}, seconds(10));

@@ -61,9 +61,11 @@ void PeerService::Serve(rpc::RpcServer& server) {
   server.Handle<Empty>(kPeerRemoveAll, [this](rpc::ServerCall call, Empty) {
     rpc::RunOn(parts_.threads.executor, std::move(call), [this](rpc::ServerCall held) {
       const CountReply reply{parts_.backend.RemoveAll()};
-      ReplyAnnounced(std::move(held), rpc::Encode(reply));
+      ReplyAnnounced(std::move(held), [body = rpc::Encode(reply)]() mutable { return std::move(body); });
     });
   });
+  server.Handle<KeysRequest>(kPeerExist,
+                             [this](rpc::ServerCall call, KeysRequest request) { Exist(std::move(call), request); });
   ServeWindows(server, windows_, parts_.staging, parts_.threads);
   server.OnSessionClosed([this](rpc::SessionId session) {
     std::unordered_map<uint64_t, PendingWrite> gone;
@@ -79,15 +81,15 @@ void PeerService::Serve(rpc::RpcServer& server) {
   });
 }
 
-void PeerService::ReplyAnnounced(rpc::ServerCall call, std::string body) {
+void PeerService::ReplyAnnounced(rpc::ServerCall call, std::move_only_function<std::string()> make_body) {
   auto shared = std::make_shared<rpc::ServerCall>(std::move(call));
-  parts_.announcer.WhenDelivered([shared, body = std::move(body)](bool delivered) mutable {
+  parts_.announcer.WhenDelivered([shared, make_body = std::move(make_body)](bool delivered) mutable {
     // The caller would take success as "everybody can see it now".
     if (!delivered) {
       return FailCall(std::move(*shared), ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS,
                       "done here, but there is no master to be told");
     }
-    std::move(*shared).Reply(std::move(body));
+    std::move(*shared).Reply(make_body());
   });
 }
 
@@ -256,14 +258,22 @@ void PeerService::FinishPut(rpc::ServerCall call, const std::shared_ptr<Incoming
       incoming->handles[i] = nullptr;
     }
   }
+  std::vector<size_t> stored;
   for (size_t i = 0; i < incoming->handles.size(); ++i) {
     if (incoming->handles[i] == nullptr) continue;
+    stored.push_back(i);
     const auto committed =
         parts_.backend.Commit(incoming->request.keys[i], std::move(incoming->handles[i]), {.only_if_absent = true});
     if (!committed && committed.error().code() != ErrorCode::OBJECT_ALREADY_EXISTS)
       incoming->Refuse(i, committed.error());
   }
-  ReplyAnnounced(std::move(call), rpc::Encode(incoming->reply));
+  ReplyAnnounced(std::move(call), [this, incoming, stored = std::move(stored)] {
+    for (const size_t i : stored) {
+      int32_t& code = incoming->reply.codes[i];
+      if (code == 0 && !Kept(incoming->request.keys[i])) code = ToInt(ErrorCode::REPLICA_NUM_EXCEEDED);
+    }
+    return rpc::Encode(incoming->reply);
+  });
 }
 
 void PeerService::OpenWrite(rpc::ServerCall call, const protocol::OpenWriteRequest& request) {
@@ -312,7 +322,10 @@ void PeerService::CommitWrite(rpc::ServerCall call, protocol::WindowRequest requ
   const auto committed = parts_.backend.Commit(write.key, std::move(write.handle), {.only_if_absent = true});
   if (!committed && committed.error().code() != ErrorCode::OBJECT_ALREADY_EXISTS)
     return std::move(call).Fail(committed.error());
-  ReplyAnnounced(std::move(call), rpc::Encode(protocol::Empty{}));
+  ReplyAnnounced(std::move(call), [this, key = std::move(write.key)] {
+    const int32_t code = Kept(key) ? 0 : ToInt(ErrorCode::REPLICA_NUM_EXCEEDED);
+    return rpc::Encode(protocol::CodesReply{.codes = {code}, .message = {}});
+  });
 }
 
 void PeerService::CloseWindow(rpc::SessionId session, uint64_t window) {
@@ -327,6 +340,20 @@ void PeerService::CloseWindow(rpc::SessionId session, uint64_t window) {
   }
 }
 
+// Counts as a use. What is not here was announced wrongly or is leaving: the answer waits until the master knows.
+void PeerService::Exist(rpc::ServerCall call, const protocol::KeysRequest& request) {
+  protocol::CodesReply reply;
+  bool all_here = true;
+  for (const std::string& key : request.keys) {
+    const bool here = parts_.backend.RecordUse(key);
+    reply.codes.push_back(here ? 0 : ToInt(ErrorCode::OBJECT_NOT_FOUND));
+    if (!here) parts_.announcer.Mark(key);
+    all_here &= here;
+  }
+  if (all_here) return std::move(call).Reply(rpc::Encode(reply));
+  ReplyAnnounced(std::move(call), [body = rpc::Encode(reply)]() mutable { return std::move(body); });
+}
+
 void PeerService::Remove(rpc::ServerCall call, const protocol::KeysRequest& request) {
   protocol::CodesReply reply;
   for (const std::string& key : request.keys) {
@@ -334,7 +361,7 @@ void PeerService::Remove(rpc::ServerCall call, const protocol::KeysRequest& requ
     reply.codes.push_back(removed ? 0 : ToInt(removed.error().code()));
     if (!removed) parts_.announcer.Mark(key);  // the master believed that it was here
   }
-  ReplyAnnounced(std::move(call), rpc::Encode(reply));
+  ReplyAnnounced(std::move(call), [body = rpc::Encode(reply)]() mutable { return std::move(body); });
 }
 
 }  // namespace mooncake

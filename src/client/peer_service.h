@@ -51,7 +51,11 @@ class PeerService {
   void CommitWrite(rpc::ServerCall call, protocol::WindowRequest request);
   void CloseWindow(rpc::SessionId session, uint64_t window);
   void Remove(rpc::ServerCall call, const protocol::KeysRequest& request);
-  void ReplyAnnounced(rpc::ServerCall call, std::string body);
+  void Exist(rpc::ServerCall call, const protocol::KeysRequest& request);
+  // Answers with what `make_body` makes once all changes so far are announced.
+  void ReplyAnnounced(rpc::ServerCall call, std::move_only_function<std::string()> make_body);
+  // True unless the master refused our copy of a key because another client owns it (or it left again since).
+  bool Kept(const std::string& key) const { return parts_.backend.Exist(key); }
 
   const Parts parts_;
   WindowTable windows_;

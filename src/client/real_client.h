@@ -106,6 +106,7 @@ class RealClient {
 
   Result<void> PutLocal(const PutItem& item);
   Result<ObjectInfo> GetLocal(const GetItem& item);
+  void AwaitVisible(std::span<const PutItem> items, std::vector<Result<void>>& results, Deadline deadline);
   static void CountGet(const Traffic& traffic, const Result<ObjectInfo>& result);
   static void CountPut(const Traffic& traffic, const Result<void>& result, uint64_t size);
   Traffic MakeTraffic(const char* scope, const char* operation);

@@ -60,6 +60,33 @@ Result<void> RealClient::PutLocal(const PutItem& item) {
   return {};
 }
 
+// Turns success into an error where other clients could not read the key now: the master was not told, or it gave the
+// key to another owner who does not answer.
+void RealClient::AwaitVisible(std::span<const PutItem> items, std::vector<Result<void>>& results, Deadline deadline) {
+  if (!announcer_->WaitDelivered(deadline)) {
+    for (auto& result : results) {
+      if (result) {
+        result = Error(ErrorCode::RPC_FAIL, "stored here, but the master did not take the announcement in time");
+      }
+    }
+    return;
+  }
+  std::vector<std::string> surplus;
+  std::vector<size_t> positions;
+  for (size_t i = 0; i < items.size(); ++i) {
+    if (!results[i] || backend_->Exist(items[i].key)) continue;
+    surplus.emplace_back(items[i].key);
+    positions.push_back(i);
+  }
+  if (surplus.empty() || health() == ClientHealth::DEGRADED) return;
+  const auto confirmed = remote_->Confirm(surplus, deadline);
+  for (size_t k = 0; k < surplus.size(); ++k) {
+    if (confirmed[k]) continue;  // held there, or evicted or removed since it was stored
+    results[positions[k]] =
+        Annotate(confirmed[k].error(), fmt::format("key '{}' belongs to another client", surplus[k]));
+  }
+}
+
 std::vector<Result<void>> RealClient::BatchPut(std::span<const PutItem> items) {
   std::shared_lock guard(closing_mutex_);
   if (closing_.load()) return std::vector<Result<void>>(items.size(), Closed());
@@ -87,12 +114,7 @@ std::vector<Result<void>> RealClient::BatchPut(std::span<const PutItem> items) {
       CountPut(remote_put_, results[remote_positions[k]], SizeOf(writes[k].value));
     }
   }
-  if (backend_ != nullptr && !options_.async_announce && !announcer_->WaitDelivered(deadline)) {
-    for (auto& result : results) {
-      if (result)
-        result = Error(ErrorCode::RPC_FAIL, "stored here, but the master did not take the announcement in time");
-    }
-  }
+  if (backend_ != nullptr && !options_.async_announce) AwaitVisible(items, results, deadline);
   for (size_t i = 0; i < items.size(); ++i) {
     if (const auto winner = first.find(items[i].key); winner != first.end() && winner->second != i)
       results[i] = results[winner->second];

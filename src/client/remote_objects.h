@@ -50,6 +50,8 @@ class RemoteObjects {
     MemoryRange value;
     Result<void> result;
     bool done = false;
+    bool held = false;         // another client is said to own the key already: to be confirmed
+    bool stored_once = false;  // ... and refused ours after we had stored it
   };
   // The master chooses owners; a key that has one already succeeds without a transfer. One further attempt elsewhere
   // when the chosen owner does not answer.
@@ -57,6 +59,9 @@ class RemoteObjects {
 
   // Per key: 1 present, 0 absent, or why that is unknown.
   std::vector<Result<bool>> Exist(std::span<const std::string> keys, Deadline deadline);
+  // Asks the owners themselves, which counts as a use. Per key: whether one has it, or why the owners it should have
+  // did not say.
+  std::vector<Result<bool>> Confirm(std::span<const std::string> keys, Deadline deadline);
   Result<ObjectInfo> Size(const std::string& key, Deadline deadline);
   // Per key, OBJECT_NOT_FOUND when no other client has it.
   std::vector<Result<void>> Remove(std::span<const std::string> keys, Deadline deadline);
@@ -71,6 +76,9 @@ class RemoteObjects {
 
   Result<protocol::LookupReply> Lookup(std::span<const KeyDigest> keys, Deadline deadline);
   void GetRound(const ReadRefs& reads, Deadline deadline);
+  void AskOwners(const protocol::LookupReply& lookup, std::span<const std::string> keys, uint16_t method,
+                 Deadline deadline, const std::function<void(size_t, const Result<int32_t>&)>& answer);
+  void ConfirmHeld(const WriteRefs& writes, Deadline deadline);
   void PutRound(const WriteRefs& writes, std::vector<Uuid>& exclude, Deadline deadline);
 
   // `reply` stays where it is until it has been waited for.

@@ -66,6 +66,10 @@ class RemoteObjects::OwnerWriter {
 
  private:
   void Conclude(Write& write, Result<void> result) {
+    if (!result && result.error().code() == ErrorCode::REPLICA_NUM_EXCEEDED) {
+      write.held = write.stored_once = write.done = true;
+      return;
+    }
     write.done = true;
     if (!result) {
       const ErrorCode code = result.error().code();
@@ -158,8 +162,10 @@ class RemoteObjects::OwnerWriter {
                           [](Result<std::string>) {});  // else the session's end closes it
       return written;
     }
-    MC_TRY(
-        (*peer_)->Call<protocol::Empty>(protocol::kPeerCommitWrite, protocol::WindowRequest{opened.window}, deadline_));
+    const auto reply = MC_TRY((*peer_)->Call<protocol::CodesReply>(protocol::kPeerCommitWrite,
+                                                                   protocol::WindowRequest{opened.window}, deadline_));
+    const int32_t code = reply.codes.size() == 1 ? reply.codes[0] : ToInt(ErrorCode::TRANSFER_FAIL);
+    if (code != 0) return std::unexpected(Status(static_cast<ErrorCode>(code), reply.message));
     return {};
   }
 
@@ -204,7 +210,7 @@ void RemoteObjects::PutRound(const WriteRefs& writes, std::vector<Uuid>& exclude
     }
     const int32_t target = reply->targets[i];
     if (target == protocol::kTargetExists) {
-      write.result = {};
+      write.held = true;
     } else if (target < 0 || static_cast<size_t>(target) >= reply->clients.size()) {
       // After a failure the first owner's error says more than that there is no second one.
       if (write.result) {
@@ -223,6 +229,31 @@ void RemoteObjects::PutRound(const WriteRefs& writes, std::vector<Uuid>& exclude
   FinishSideBySide(writers);
   for (const OwnerWriter& writer : writers) {
     if (writer.failed()) exclude.push_back(*writer.failed());
+  }
+  ConfirmHeld(writes, deadline);
+}
+
+// "Another client has it" is what the master believes. Success must mean that it can be read.
+void RemoteObjects::ConfirmHeld(const WriteRefs& writes, Deadline deadline) {
+  WriteRefs held;
+  std::vector<std::string> keys;
+  for (Write* write : writes) {
+    if (!std::exchange(write->held, false)) continue;
+    held.push_back(write);
+    keys.emplace_back(write->key);
+  }
+  if (held.empty()) return;
+  const auto confirmed = Confirm(keys, deadline);
+  for (size_t i = 0; i < held.size(); ++i) {
+    Write& write = *held[i];
+    if (!confirmed[i]) {
+      write.result = Annotate(confirmed[i].error(), fmt::format("key '{}' is said to be stored already", write.key));
+    } else if (*confirmed[i] || write.stored_once) {
+      write.result = {};  // what was stored and has left since was stored
+    } else {
+      write.result = Error(ErrorCode::REPLICA_IS_GONE, "key '{}' left its owner while it was put", write.key);
+      write.done = false;  // nobody has it now: once more
+    }
   }
 }
 
@@ -256,19 +287,13 @@ Result<ObjectInfo> RemoteObjects::Size(const std::string& key, Deadline deadline
   return std::unexpected(Status(ErrorCode::OBJECT_NOT_FOUND, {}));
 }
 
-std::vector<Result<void>> RemoteObjects::Remove(std::span<const std::string> keys, Deadline deadline) {
-  std::vector<Result<void>> results(keys.size(), std::unexpected(Status(ErrorCode::OBJECT_NOT_FOUND, {})));
-  std::vector<KeyDigest> digests;
-  for (const auto& key : keys) digests.push_back(KeyDigest::Of(key));
-  const auto lookup = Lookup(digests, deadline);
-  if (!lookup) {
-    for (auto& result : results) result = std::unexpected(lookup.error());
-    return results;
-  }
+// Sends each owner in `lookup` the keys it has; tells `answer` the code for each key and owner, or why there is none.
+void RemoteObjects::AskOwners(const protocol::LookupReply& lookup, std::span<const std::string> keys, uint16_t method,
+                              Deadline deadline, const std::function<void(size_t, const Result<int32_t>&)>& answer) {
   std::map<uint32_t, std::vector<size_t>> by_owner;
   for (size_t i = 0; i < keys.size(); ++i) {
-    for (const auto& route : lookup->routes[i]) {
-      if (lookup->clients[route.client].id != parts_.self) by_owner[route.client].push_back(i);
+    for (const auto& route : lookup.routes[i]) {
+      if (lookup.clients[route.client].id != parts_.self) by_owner[route.client].push_back(i);
     }
   }
   std::deque<std::pair<const std::vector<size_t>*, PendingReply>> calls;  // side by side: one may be dead
@@ -277,7 +302,7 @@ std::vector<Result<void>> RemoteObjects::Remove(std::span<const std::string> key
     for (const size_t i : positions) request.keys.push_back(keys[i]);
     auto& call = calls.emplace_back();
     call.first = &positions;
-    CallPeer(lookup->clients[owner], protocol::kPeerRemove, rpc::Encode(request), deadline, call.second);
+    CallPeer(lookup.clients[owner], method, rpc::Encode(request), deadline, call.second);
   }
   for (auto& [asked, pending] : calls) {
     const std::vector<size_t>& positions = *asked;
@@ -288,16 +313,51 @@ std::vector<Result<void>> RemoteObjects::Remove(std::span<const std::string> key
       return Error(ErrorCode::RPC_FAIL, "{} results for {} keys", codes.codes.size(), positions.size());
     }();
     for (size_t k = 0; k < positions.size(); ++k) {
-      auto& result = results[positions[k]];
-      const int32_t code = reply ? reply->codes[k] : ToInt(reply.error().code());
-      // Removed anywhere and failed nowhere is removed.
-      if (code == 0 && (result || result.error().code() == ErrorCode::OBJECT_NOT_FOUND)) {
-        result = {};
-      } else if (code != 0 && code != ToInt(ErrorCode::OBJECT_NOT_FOUND)) {
-        result = std::unexpected(reply ? Status(static_cast<ErrorCode>(code), reply->message) : reply.error());
-      }
+      answer(positions[k], reply ? Result<int32_t>(reply->codes[k]) : std::unexpected(reply.error()));
     }
   }
+}
+
+std::vector<Result<bool>> RemoteObjects::Confirm(std::span<const std::string> keys, Deadline deadline) {
+  std::vector<Result<bool>> results(keys.size(), false);
+  std::vector<KeyDigest> digests;
+  for (const auto& key : keys) digests.push_back(KeyDigest::Of(key));
+  const auto lookup = Lookup(digests, deadline);
+  if (!lookup) {
+    for (auto& result : results) result = std::unexpected(lookup.error());
+    return results;
+  }
+  AskOwners(*lookup, keys, protocol::kPeerExist, deadline, [&](size_t i, const Result<int32_t>& code) {
+    if (results[i] && *results[i]) return;  // one owner is enough
+    if (!code) {
+      results[i] = std::unexpected(code.error());
+    } else if (*code == 0) {
+      results[i] = true;
+    }
+  });
+  return results;
+}
+
+std::vector<Result<void>> RemoteObjects::Remove(std::span<const std::string> keys, Deadline deadline) {
+  std::vector<Result<void>> results(keys.size(), std::unexpected(Status(ErrorCode::OBJECT_NOT_FOUND, {})));
+  std::vector<KeyDigest> digests;
+  for (const auto& key : keys) digests.push_back(KeyDigest::Of(key));
+  const auto lookup = Lookup(digests, deadline);
+  if (!lookup) {
+    for (auto& result : results) result = std::unexpected(lookup.error());
+    return results;
+  }
+  AskOwners(*lookup, keys, protocol::kPeerRemove, deadline, [&](size_t i, const Result<int32_t>& code) {
+    auto& result = results[i];
+    // Removed anywhere and failed nowhere is removed.
+    if (!code) {
+      result = std::unexpected(code.error());
+    } else if (*code == 0 && (result || result.error().code() == ErrorCode::OBJECT_NOT_FOUND)) {
+      result = {};
+    } else if (*code != 0 && *code != ToInt(ErrorCode::OBJECT_NOT_FOUND)) {
+      result = std::unexpected(Status(static_cast<ErrorCode>(*code), {}));
+    }
+  });
   return results;
 }
 

@@ -24,7 +24,7 @@ enum Method : uint16_t {
   kPeerCloseWindow,
   kPeerRemove,
   kPeerRemoveAll,
-  kPeerSize,
+  kPeerExist,
   // bytes of a window
   kWindowRead = 200,
   kWindowWrite,
