@@ -2,6 +2,7 @@
 import ctypes
 import mmap
 import os
+import socket
 import subprocess
 import urllib.request
 
@@ -132,3 +133,18 @@ def test_read_ends_exactly_at_the_end_of_a_mapping(master, open_p2p_store, open_
         if size > 1:
             assert store.get_into("key", base + room - size, size - 1) < 0
     assert libc.mprotect(ctypes.c_void_p(base + room), ctypes.c_size_t(mmap.PAGESIZE), mmap.PROT_READ | mmap.PROT_WRITE) == 0
+
+
+def test_silent_and_half_requests_do_not_keep_health_checks_waiting(start_master):
+    master = start_master()
+    port = int(master.wait_for(r"http 127\.0\.0\.1:(\d+)").group(1))
+    sockets = []
+    try:
+        for _ in range(12):
+            sockets.append(socket.create_connection(("127.0.0.1", port)))
+            sockets[-1].sendall(b"GET / HT")
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10) as reply:
+            assert reply.read() == b"OK\n"
+    finally:
+        for one in sockets:
+            one.close()
