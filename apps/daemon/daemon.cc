@@ -1,15 +1,16 @@
 // Flags, signals and start-up lines of the daemons.
 #include "daemon/daemon.h"
 
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <gflags/gflags.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
 
-#include "common/env.h"
 #include "common/version.h"
 
 DECLARE_bool(help);
@@ -26,7 +27,7 @@ sigset_t EndSignals() {
   return set;
 }
 
-void PrintHelp(const char* program, const std::string& usage) {
+void PrintHelp(const char* program, const std::string& usage, std::span<const env::Variable* const> variables) {
   fmt::print("{}\n\nFlags (--name value, --name=value, --noname for booleans):\n", usage);
   std::vector<gflags::CommandLineFlagInfo> flags;
   gflags::GetAllFlags(&flags);
@@ -35,18 +36,29 @@ void PrintHelp(const char* program, const std::string& usage) {
     if (flag.filename.find(own) == std::string::npos) continue;
     fmt::print("  --{} ({}, default \"{}\")\n      {}\n", flag.name, flag.type, flag.default_value, flag.description);
   }
-  fmt::print("\nEnvironment:\n");
-  for (const auto* variable : env::All()) fmt::print("  {}\n      {}\n", variable->name, variable->meaning);
+  if (!variables.empty()) fmt::print("\nEnvironment:\n");
+  for (const auto* variable : variables) fmt::print("  {}\n      {}\n", variable->name, variable->meaning);
+}
+
+// A program started with closed standard streams would get its tier memory or a socket as descriptor 2, and then log
+// into it.
+void FillStandardStreams() {
+  int fd = 0;
+  do fd = open("/dev/null", O_RDWR);
+  while (fd >= 0 && fd <= STDERR_FILENO);
+  if (fd > STDERR_FILENO) close(fd);
 }
 
 }  // namespace
 
-void ParseFlags(int argc, char** argv, const char* program, const std::string& usage) {
+void ParseFlags(int argc, char** argv, const char* program, const std::string& usage,
+                std::span<const env::Variable* const> variables) {
+  FillStandardStreams();
   gflags::SetUsageMessage(usage);
   gflags::SetVersionString(kSoftwareVersion);
   gflags::ParseCommandLineNonHelpFlags(&argc, &argv, /*remove_flags=*/true);
   if (FLAGS_help) {
-    PrintHelp(program, usage);
+    PrintHelp(program, usage, variables);
     std::exit(0);
   }
   if (FLAGS_version) {

@@ -2,15 +2,18 @@
 #pragma once
 
 #include <initializer_list>
+#include <span>
 #include <string>
 
+#include "common/env.h"
 #include "common/status.h"
 
 namespace mooncake::daemon {
 
 // Parses gflags. --help prints the usage and this program's flags to stdout and exits 0; an unknown or malformed flag,
-// or an argument that is no flag, prints the reason and exits 1.
-void ParseFlags(int argc, char** argv, const char* program, const std::string& usage);
+// or an argument that is no flag, prints the reason and exits 1. `variables`: what --help lists as its environment.
+void ParseFlags(int argc, char** argv, const char* program, const std::string& usage,
+                std::span<const env::Variable* const> variables);
 
 // Blocks SIGINT and SIGTERM for this thread and those it starts. Call before the first thread.
 void BlockSignals();

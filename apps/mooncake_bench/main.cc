@@ -87,7 +87,7 @@ int main(int argc, char** argv) {
     argv[1] = argv[0];
     ++argv;
   }
-  daemon::ParseFlags(argc, argv, kProgram, kUsage);
+  daemon::ParseFlags(argc, argv, kProgram, kUsage, env::All());
   if (command == "store") return Store();
   if (command == "tier" || command == "transfer" || command == "bridge") {
     fmt::print(stderr, "{}: '{}' is not built yet\n", kProgram, command);

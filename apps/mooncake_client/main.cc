@@ -3,6 +3,7 @@
 #include <gflags/gflags.h>
 
 #include <algorithm>
+#include <limits>
 #include <thread>
 
 #include "client/real_client.h"
@@ -66,14 +67,28 @@ constexpr const char* kUsage =
 
 using namespace mooncake;
 
+constexpr int32_t kMaxAnnounceBatch = std::numeric_limits<int32_t>::max();
+constexpr int32_t kMaxThreads = 1024;
+constexpr int32_t kMaxShards = 1 << 20;  // as in the Python set-up
+
 Result<uint16_t> Port(int32_t value, const char* flag, int32_t least) {
   if (value >= least && value <= 65535) return static_cast<uint16_t>(value);
   return Error(ErrorCode::INVALID_PARAMS, "--{} {}: a port is {} to 65535", flag, value, least);
 }
 
-Result<size_t> Positive(int32_t value, const char* flag) {
-  if (value > 0) return static_cast<size_t>(value);
-  return Error(ErrorCode::INVALID_PARAMS, "--{} {}: write a number above 0", flag, value);
+Result<size_t> Within(int32_t value, const char* flag, int32_t most) {
+  if (value >= 1 && value <= most) return static_cast<size_t>(value);
+  return Error(ErrorCode::INVALID_PARAMS, "--{} {}: write a number from 1 to {}", flag, value, most);
+}
+
+// Flags of the control port, checked before anything starts: a wrong one must not cost a registration.
+struct ControlOptions {
+  uint16_t port = 0;
+  size_t threads = 1;
+};
+
+Result<ControlOptions> ControlFromFlags() {
+  return ControlOptions{MC_TRY(Port(FLAGS_port, "port", 0)), MC_TRY(Within(FLAGS_threads, "threads", kMaxThreads))};
 }
 
 Result<RealClientOptions> OptionsFromFlags() {
@@ -95,10 +110,10 @@ Result<RealClientOptions> OptionsFromFlags() {
   options.master = MC_TRY(Endpoint::Parse(FLAGS_master_server_address, 50051));
   options.rpc_port = MC_TRY(Port(FLAGS_client_rpc_port, "client_rpc_port", 1));
   // They only move bytes and never block, so more than the cores can feed is of no use.
-  options.rpc_threads = std::min<size_t>(MC_TRY(Positive(FLAGS_rpc_thread_num, "rpc_thread_num")),
+  options.rpc_threads = std::min<size_t>(MC_TRY(Within(FLAGS_rpc_thread_num, "rpc_thread_num", kMaxThreads)),
                                          2 * std::thread::hardware_concurrency());
-  options.lock_shard_count = MC_TRY(Positive(FLAGS_lock_shard_count, "lock_shard_count"));
-  options.announce_batch_max = MC_TRY(Positive(FLAGS_async_max_batch_size, "async_max_batch_size"));
+  options.lock_shard_count = MC_TRY(Within(FLAGS_lock_shard_count, "lock_shard_count", kMaxShards));
+  options.announce_batch_max = MC_TRY(Within(FLAGS_async_max_batch_size, "async_max_batch_size", kMaxAnnounceBatch));
   options.enable_http = FLAGS_enable_http_server;
   options.http_port = MC_TRY(Port(FLAGS_http_port, "http_port", 0));
   options.http_port_is_default = !daemon::IsSet("http_port");
@@ -106,9 +121,9 @@ Result<RealClientOptions> OptionsFromFlags() {
 }
 
 // Local tools ask here; thin clients of this host will attach here.
-Result<std::unique_ptr<rpc::RpcServer>> ServeControlPort(rpc::IoPool& io, RealClient& client) {
+Result<std::unique_ptr<rpc::RpcServer>> ServeControlPort(rpc::IoPool& io, RealClient& client, uint16_t port) {
   rpc::ServerOptions options;
-  options.listen = {"127.0.0.1", MC_TRY(Port(FLAGS_port, "port", 0))};
+  options.listen = {"127.0.0.1", port};
   options.self = {.role = protocol::kRoleClient, .node = client.id(), .software_version = kSoftwareVersion};
   auto server = MC_TRY(rpc::RpcServer::Listen(io, options));
   server->Handle<protocol::Empty>(protocol::kHealth, [&client](rpc::ServerCall call, protocol::Empty) {
@@ -127,11 +142,12 @@ std::string DescribeTiers(const RealClient& client) {
 }
 
 Result<void> Run() {
+  const ControlOptions control_options = MC_TRY(ControlFromFlags());
   const RealClientOptions options = MC_TRY(OptionsFromFlags());
   for (const std::string& notice : options.tiers.notices) log::Warn("{}", notice);
   const auto client = MC_TRY(RealClient::Open(options));
-  rpc::IoPool io(static_cast<size_t>(std::max(1, FLAGS_threads)));
-  const auto control = MC_TRY(ServeControlPort(io, *client));
+  rpc::IoPool io(control_options.threads);
+  const auto control = MC_TRY(ServeControlPort(io, *client, control_options.port));
   const std::string idle =
       daemon::GivenOf({"global_segment_size", "local_buffer_size", "route_cache_max_memory", "route_cache_ttl_ms",
                        "async_sender_thread_count", "async_route_queue_size", "local_memcpy_async_worker_num",
@@ -156,7 +172,7 @@ Result<void> Run() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  daemon::ParseFlags(argc, argv, kProgram, kUsage);
+  daemon::ParseFlags(argc, argv, kProgram, kUsage, env::All());
   daemon::BlockSignals();
   const auto ran = Run();
   return ran ? 0 : daemon::Fail(kProgram, ran.error());

@@ -40,6 +40,8 @@ DEFINE_string(cluster_id, "mooncake_cluster", "accepted, without meaning here");
 namespace {
 
 constexpr const char* kProgram = "mooncake_master";
+constexpr const mooncake::env::Variable* kVariables[] = {&mooncake::env::kLogLevel};
+constexpr int32_t kMaxThreads = 1024;
 constexpr const char* kUsage =
     "mooncake_master keeps which client of the KV-cache store owns which key. It holds no data: after a restart "
     "clients\n"
@@ -65,13 +67,23 @@ mooncake::Result<mooncake::MasterOptions> OptionsFromFlags() {
   }
   if (FLAGS_max_client_per_key < 0)
     return Error(ErrorCode::INVALID_PARAMS, "--max_client_per_key {} is negative", FLAGS_max_client_per_key);
+  if (FLAGS_rpc_thread_num < 0 || FLAGS_rpc_thread_num > kMaxThreads) {
+    return Error(ErrorCode::INVALID_PARAMS, "--rpc_thread_num {}: write a number from 0 (automatic) to {}",
+                 FLAGS_rpc_thread_num, kMaxThreads);
+  }
+  if (FLAGS_max_threads < 1 || FLAGS_max_threads > kMaxThreads) {
+    return Error(ErrorCode::INVALID_PARAMS, "--max_threads {}: write a number from 1 to {}", FLAGS_max_threads,
+                 kMaxThreads);
+  }
+  if (FLAGS_rpc_address.empty())
+    return Error(ErrorCode::INVALID_PARAMS, "--rpc_address '': write an address of this host, or 0.0.0.0 for all");
   MasterOptions options;
   const bool use_rpc_port = FLAGS_rpc_port != 0;
   options.listen = {FLAGS_rpc_address,
                     MC_TRY(Port(use_rpc_port ? FLAGS_rpc_port : FLAGS_port, use_rpc_port ? "rpc_port" : "port"))};
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
-  options.rpc_threads = static_cast<size_t>(
-      std::max(1, FLAGS_rpc_thread_num > 0 ? FLAGS_rpc_thread_num : std::min(FLAGS_max_threads, cores)));
+  options.rpc_threads =
+      static_cast<size_t>(FLAGS_rpc_thread_num > 0 ? FLAGS_rpc_thread_num : std::clamp(cores, 1, FLAGS_max_threads));
   options.client_ttl = std::chrono::seconds(FLAGS_client_ttl);
   options.client_crashed_ttl = std::chrono::seconds(crashed);
   options.max_client_per_key = static_cast<size_t>(FLAGS_max_client_per_key);
@@ -123,7 +135,7 @@ mooncake::Result<void> Run() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  mooncake::daemon::ParseFlags(argc, argv, kProgram, kUsage);
+  mooncake::daemon::ParseFlags(argc, argv, kProgram, kUsage, kVariables);
   mooncake::daemon::BlockSignals();
   const auto ran = Run();
   return ran ? 0 : mooncake::daemon::Fail(kProgram, ran.error());

@@ -46,7 +46,7 @@ constexpr const char* kUsage =
     "  mooncake_master --rpc_address 127.0.0.1 &\n"
     "  mooncake_client --host 127.0.0.1 --tiered_backend_config \\\n"
     "    '{\"tiers\":[{\"type\":\"DRAM\",\"capacity\":\"1GB\",\"priority\":10}]}' &\n"
-    "  mooncake_replay --trace examples/conversation_trace_500.jsonl --bytes-per-token 512 --json result.json\n\n"
+    "  mooncake_replay --trace examples/conversation_trace_500.jsonl --bytes_per_token 512 --json result.json\n\n"
     "A line of the trace: {\"timestamp\": 27, \"input_length\": 1031, \"output_length\": 45, \"hash_ids\": [0, 1, 2]}\n"
     "(milliseconds since the start; lengths in tokens; equal ids are equal blocks of 512 tokens).\n\n"
     "Exit code: 0 every byte read was right; 1 wrong bytes, or the cluster was lost on the way; 2 it could not begin;\n"
@@ -163,6 +163,12 @@ Result<void> WriteFile(const std::string& path, const std::string& text) {
   return Error(ErrorCode::INVALID_PARAMS, "--json {}: {}", path, std::strerror(errno));
 }
 
+// A path that cannot be written should not cost a whole run first. An existing file is left as it is until the end.
+Result<void> CheckWritable(const std::string& path) {
+  if (path.empty() || std::ofstream(path, std::ios::app)) return {};
+  return Error(ErrorCode::INVALID_PARAMS, "--json {}: {}", path, std::strerror(errno));
+}
+
 int Report(Summary& summary, const Result<void>& played) {
   fmt::print("{}", SummaryTable(summary));
   std::fflush(stdout);
@@ -183,6 +189,7 @@ int Run() {
   if (!options) return CannotBegin(options.error());
   const auto trace = LoadTrace(FLAGS_trace, FLAGS_requests);
   if (!trace) return CannotBegin(trace.error());
+  if (const auto writable = CheckWritable(FLAGS_json); !writable) return CannotBegin(writable.error());
   const auto client = Connect();
   if (!client) return CannotBegin(client.error());
   const auto before = (*client)->ListClients();
@@ -221,7 +228,7 @@ int Run() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  daemon::ParseFlags(argc, argv, kProgram, kUsage);
+  daemon::ParseFlags(argc, argv, kProgram, kUsage, {});
   daemon::BlockSignals();
   log::SetLevel(log::Level::kWarn);
   return Run();

@@ -73,6 +73,10 @@ Announcer::Hooks RealClient::AnnouncerHooks() {
 Result<void> RealClient::Start() {
   Endpoint local;
   if (!options_.local_hostname.empty()) local = MC_TRY(Endpoint::Parse(options_.local_hostname));
+  if (options_.master.port == 0) {
+    return Error(ErrorCode::INVALID_PARAMS, "master address {}: write the port the master listens on",
+                 options_.master.ToString());
+  }
   const ListenAddress address = MC_TRY(ChooseListenAddress(local.host, options_.master));
 
   rpc::Identity self{.role = protocol::kRoleClient, .node = id_, .software_version = kSoftwareVersion};

@@ -52,6 +52,7 @@ Result<uint64_t> ParseByteSize(std::string_view text) {
     if (__builtin_mul_overflow(whole, scale, &bytes)) return bad("too large");
     return bytes;
   }
+  if (exponent == 0) return bad("not a whole number of bytes");
   double fraction = 0;
   const auto [fend, ferror] = std::from_chars(number.data(), number.data() + number.size(), fraction);
   if (ferror != std::errc() || fend != number.data() + number.size()) return bad("not a number");

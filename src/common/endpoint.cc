@@ -18,6 +18,7 @@ Result<uint16_t> ParsePort(std::string_view digits, std::string_view whole) {
 }  // namespace
 
 Result<Endpoint> Endpoint::Parse(std::string_view text, uint16_t default_port) {
+  if (text.contains("://")) return Error(ErrorCode::INVALID_PARAMS, "'{}': write host:port, without a scheme", text);
   Endpoint endpoint;
   endpoint.port = default_port;
   if (text.starts_with('[')) {

@@ -1,6 +1,8 @@
 // HTTP on cpp-httplib.
 #include "common/http_server.h"
 
+// The default queue of five makes a burst of connections wait for TCP to ask again, a second later.
+#define CPPHTTPLIB_LISTEN_BACKLOG 128
 #include <httplib.h>
 
 #include <algorithm>
@@ -43,10 +45,18 @@ void Route(httplib::Server& server, const std::string& path, HttpHandler handler
 
 Result<std::unique_ptr<HttpServer>> HttpServer::Open(Options options) {
   constexpr uint32_t kFurtherPorts = 100;
+  constexpr size_t kThreads = 8;
+  constexpr size_t kMaxBody = 64 << 10;
   auto impl = std::make_unique<Impl>();
-  impl->server.new_task_queue = [] { return new httplib::ThreadPool(2); };
+  // A connection holds a thread until its request is there. Silent ones must not keep a health check waiting: several
+  // threads, one second for the next bytes of a request, one request a connection.
+  impl->server.new_task_queue = [] { return new httplib::ThreadPool(kThreads); };
+  impl->server.set_read_timeout(1);
+  impl->server.set_write_timeout(2);
+  impl->server.set_keep_alive_max_count(1);
+  impl->server.set_payload_max_length(kMaxBody);
   impl->server.set_socket_options(ReuseAddressOnly);
-  impl->server.set_keep_alive_timeout(2);
+  impl->server.set_keep_alive_timeout(1);
   for (auto& [path, handler] : options.get) Route(impl->server, path, std::move(handler));
 
   const Endpoint& listen = options.listen;

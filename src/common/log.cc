@@ -29,8 +29,7 @@ spdlog::level::level_enum ToSpdlog(Level level) {
   return spdlog::level::info;
 }
 
-spdlog::level::level_enum LevelFromEnvironment() {
-  const std::string name = env::Get(env::kLogLevel).value_or("info");
+spdlog::level::level_enum LevelOf(const std::string& name) {
   if (name == "debug") return spdlog::level::debug;
   if (name == "warn") return spdlog::level::warn;
   if (name == "error") return spdlog::level::err;
@@ -43,8 +42,14 @@ spdlog::logger& Logger() {
   static spdlog::logger* logger = [] {
     auto* made = new spdlog::logger("mooncake", std::make_shared<spdlog::sinks::stderr_sink_mt>());
     made->set_pattern("%Y-%m-%d %H:%M:%S.%e %L %P.%t] %v");
-    made->set_level(LevelFromEnvironment());
+    const std::string name = env::Get(env::kLogLevel).value_or("info");
+    const auto level = LevelOf(name);
+    made->set_level(level);
     made->flush_on(spdlog::level::info);
+    if (level == spdlog::level::info && name != "info") {
+      made->warn("{}='{}' is not a level; info is used. Allowed: {}", env::kLogLevel.name, name,
+                 env::kLogLevel.meaning);
+    }
     return made;
   }();
   return *logger;

@@ -2,6 +2,7 @@
 #include "tiered_cache/tier_config.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -276,9 +277,19 @@ bool IsInlineText(std::string_view trimmed) {
   return std::ranges::any_of(kStarts, [&](std::string_view start) { return trimmed.starts_with(start); });
 }
 
+// 0 when there is something to read or the end is reached, else an errno. For files at once.
+int WaitReadable(int fd) {
+  constexpr int kTimeoutMs = 5000;
+  pollfd wait{.fd = fd, .events = POLLIN, .revents = 0};
+  const int ready = poll(&wait, 1, kTimeoutMs);
+  if (ready == 0) return ETIMEDOUT;
+  return ready < 0 && errno != EINTR ? errno : 0;
+}
+
 // At most the parser's limit plus one byte, so that a longer file is refused there, by name.
 Result<std::string> ReadFile(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  // Not blocking: a pipe nobody writes to would hold the process, which ignores its end signals this early.
+  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   if (fd < 0) {
     return Error(ErrorCode::INVALID_PARAMS, "cannot open the tier configuration file {}: {}",
                  QuoteForMessage(path, 256), std::strerror(errno));
@@ -286,11 +297,14 @@ Result<std::string> ReadFile(const std::string& path) {
   std::string text(JsonLimits{}.max_bytes + 1, '\0');
   size_t size = 0;
   ssize_t count = 0;
+  int error = 0;
   do {
+    error = WaitReadable(fd);
+    if (error != 0) break;
     count = read(fd, text.data() + size, text.size() - size);
+    error = count < 0 ? errno : 0;
     if (count > 0) size += static_cast<size_t>(count);
-  } while (size < text.size() && (count > 0 || (count < 0 && errno == EINTR)));
-  const int error = count < 0 ? errno : 0;
+  } while (size < text.size() && (count > 0 || error == EINTR || error == EAGAIN));
   close(fd);
   if (error != 0) {
     return Error(ErrorCode::INVALID_PARAMS, "cannot read the tier configuration file {}: {}",

@@ -62,7 +62,15 @@ Result<std::shared_ptr<DramTier>> DramTier::Open(const Options& options) {
     return Error(ErrorCode::INVALID_PARAMS, "DRAM tier of {} B ({}) does not fit: the host has {}", options.capacity,
                  FormatBytes(options.capacity), FormatBytes(total));
   }
-  const int memfd = memfd_create("mooncake_dram_tier", MFD_CLOEXEC);
+  int memfd = memfd_create("mooncake_dram_tier", MFD_CLOEXEC);
+  if (memfd >= 0 && memfd <= STDERR_FILENO) {
+    // The process runs with closed standard streams: as one of them, whatever it prints would land in the tier.
+    const int above = fcntl(memfd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
+    const int error = errno;
+    close(memfd);
+    errno = error;
+    memfd = above;
+  }
   if (memfd < 0) return Error(ErrorCode::NO_AVAILABLE_HANDLE, "memfd_create: {}", std::strerror(errno));
   if (ftruncate(memfd, static_cast<off_t>(options.capacity)) != 0) {
     const int error = errno;
