@@ -25,7 +25,7 @@ def test_files_named_in_architecture_exist():
     text = (ROOT / "ARCHITECTURE.md").read_text()
     names = {name for name in re.findall(r"`([\w./]+\.(?:cc|h|py|txt|sh|mut))`", text)}
     assert len(names) > 15
-    paths = [path.as_posix() for path in sources()] + [p.as_posix() for p in (ROOT / "tests").rglob("*")]
+    paths = [path.as_posix() for name in ("src", "apps", "tests") for path in (ROOT / name).rglob("*")]
     missing = [name for name in names if not any(path.endswith("/" + name) for path in paths)]
     assert missing == []
 
