@@ -125,7 +125,9 @@ Result<std::unique_ptr<rpc::RpcServer>> ServeControlPort(rpc::IoPool& io, RealCl
   rpc::ServerOptions options;
   options.listen = {"127.0.0.1", port};
   options.self = {.role = protocol::kRoleClient, .node = client.id(), .software_version = kSoftwareVersion};
-  auto server = MC_TRY(rpc::RpcServer::Listen(io, options));
+  auto listening = rpc::RpcServer::Listen(io, options);
+  if (!listening) return Annotate(listening.error(), fmt::format("--port {}", port));
+  auto server = std::move(*listening);
   server->Handle<protocol::Empty>(protocol::kHealth, [&client](rpc::ServerCall call, protocol::Empty) {
     std::move(call).Reply(rpc::Encode(protocol::HealthReply{std::string(ClientHealthName(client.health()))}));
   });

@@ -126,7 +126,8 @@ Result<void> RealClient::Listen(const std::string& bind_host, uint16_t port) {
       server_ = std::move(*server);
       break;
     }
-    if (!any || candidate == kLastPort) return std::unexpected(server.error());
+    if (!any) return Annotate(server.error(), fmt::format("client_rpc_port {}", candidate));
+    if (candidate == kLastPort) return std::unexpected(server.error());
   }
   if (service_) service_->Serve(*server_);
   return {};

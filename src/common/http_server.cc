@@ -1,8 +1,6 @@
 // HTTP on cpp-httplib.
 #include "common/http_server.h"
 
-// The default queue of five makes a burst of connections wait for TCP to ask again, a second later.
-#define CPPHTTPLIB_LISTEN_BACKLOG 128
 #include <httplib.h>
 
 #include <algorithm>
@@ -15,6 +13,7 @@ namespace mooncake {
 
 struct HttpServer::Impl {
   httplib::Server server;
+  socket_t listening = INVALID_SOCKET;  // the library keeps it; only its queue is changed here
   std::atomic<bool> ended{false};
   std::thread thread;
 };
@@ -46,6 +45,7 @@ void Route(httplib::Server& server, const std::string& path, HttpHandler handler
 Result<std::unique_ptr<HttpServer>> HttpServer::Open(Options options) {
   constexpr uint32_t kFurtherPorts = 100;
   constexpr size_t kThreads = 8;
+  constexpr int kBacklog = 128;
   constexpr size_t kMaxBody = 64 << 10;
   auto impl = std::make_unique<Impl>();
   // A connection holds a thread until its request is there. Silent ones must not keep a health check waiting: several
@@ -55,26 +55,33 @@ Result<std::unique_ptr<HttpServer>> HttpServer::Open(Options options) {
   impl->server.set_write_timeout(2);
   impl->server.set_keep_alive_max_count(1);
   impl->server.set_payload_max_length(kMaxBody);
-  impl->server.set_socket_options(ReuseAddressOnly);
+  impl->server.set_socket_options([raw = impl.get()](socket_t socket) {
+    ReuseAddressOnly(socket);
+    raw->listening = socket;
+  });
   impl->server.set_keep_alive_timeout(1);
   for (auto& [path, handler] : options.get) Route(impl->server, path, std::move(handler));
 
-  const Endpoint& listen = options.listen;
-  uint32_t port = listen.port;
+  const Endpoint& address = options.listen;
+  uint32_t port = address.port;
   bool bound = false;
   if (port == 0) {
-    const int chosen = impl->server.bind_to_any_port(listen.host.c_str());
+    const int chosen = impl->server.bind_to_any_port(address.host.c_str());
     bound = chosen > 0;
     port = bound ? static_cast<uint32_t>(chosen) : 0;
   } else {
     const uint32_t last = options.move_on_if_taken ? std::min<uint32_t>(65535, port + kFurtherPorts) : port;
     for (;; ++port) {
-      bound = impl->server.bind_to_port(listen.host.c_str(), static_cast<int>(port));
+      bound = impl->server.bind_to_port(address.host.c_str(), static_cast<int>(port));
       if (bound || port >= last) break;
     }
   }
   if (!bound) {
-    return Error(ErrorCode::INVALID_PARAMS, "cannot serve HTTP on {}: {}", listen.ToString(), std::strerror(errno));
+    return Error(ErrorCode::INVALID_PARAMS, "cannot serve HTTP on {}: {}", address.ToString(), std::strerror(errno));
+  }
+  // The library's queue of five makes a burst of connections wait until TCP asks again, a second later.
+  if (::listen(impl->listening, kBacklog) != 0) {
+    return Error(ErrorCode::INVALID_PARAMS, "cannot serve HTTP on port {}: listen: {}", port, std::strerror(errno));
   }
   impl->thread = std::thread([raw = impl.get()] {
     raw->server.listen_after_bind();

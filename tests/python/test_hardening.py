@@ -46,6 +46,20 @@ def test_client_refuses_a_master_address_that_cannot_be_one(start, address):
     assert address in refusal(start("mooncake_client", *client_flags(f"--master_server_address={address}")))
 
 
+@pytest.mark.parametrize("flag", ["port", "client_rpc_port"])
+def test_taken_port_is_named_with_its_flag_and_nothing_stays_registered(start, master, flag):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        number = taken.getsockname()[1]
+        program = start("mooncake_client", *client_flags(f"--{flag}={number}", f"--master_server_address={master.address}"))
+        assert program.wait() == 1
+    assert f"{flag} {number}: cannot listen" in program.output.splitlines()[-1]
+    http = int(master.wait_for(r"http 127\.0\.0\.1:(\d+)").group(1))
+    with urllib.request.urlopen(f"http://127.0.0.1:{http}/get_all_segments") as reply:
+        assert reply.read() == b""
+
+
 def test_fraction_of_a_byte_is_no_capacity(start):
     config = '{"tiers":[{"type":"DRAM","capacity":"1.5","priority":1}]}'
     assert "$.tiers[0].capacity" in refusal(start("mooncake_client", *client_flags(config=config)))
