@@ -15,17 +15,17 @@ if(MC_SANITIZE)
   target_link_options(mc_flags INTERFACE -fsanitize=${MC_SANITIZE})
 endif()
 
-# mc_module(NAME SOURCES a.cc ... [DEFINES X ...] [LIBS lib ...] [TESTS x_test.cc ...] [TEST_LIBS lib ...])
+# mc_module(NAME SOURCES a.cc ... [DEFINES X ...] [LIBS lib ...] [TESTS x_test.cc ...] [TEST_LIBS lib ...] [NPU_TESTS pattern ...])
 # Declares mc_<NAME>. TESTS become the program <NAME>_test, linked with the whole core.
 function(mc_module name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;DEFINES;LIBS;TESTS;TEST_LIBS" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEFINES;LIBS;TESTS;TEST_LIBS;NPU_TESTS" ${ARGN})
   add_library(mc_${name} OBJECT ${ARG_SOURCES})
   target_include_directories(mc_${name} PUBLIC ${PROJECT_SOURCE_DIR}/src)
   target_compile_definitions(mc_${name} PRIVATE ${ARG_DEFINES})
   target_link_libraries(mc_${name} PUBLIC mc_flags Threads::Threads fmt::fmt ${ARG_LIBS})
   set_property(GLOBAL APPEND PROPERTY MC_MODULES mc_${name})
   if(ARG_TESTS AND MC_BUILD_TESTS)
-    mc_test(${name}_test SOURCES ${ARG_TESTS} LIBS ${ARG_TEST_LIBS})
+    mc_test(${name}_test SOURCES ${ARG_TESTS} LIBS ${ARG_TEST_LIBS} NPU_TESTS ${ARG_NPU_TESTS})
   endif()
 endfunction()
 
@@ -36,16 +36,22 @@ function(mc_app name)
   target_link_libraries(${name} PRIVATE mooncake_core ${ARG_LIBS})
 endfunction()
 
-# mc_test(NAME SOURCES ... [LIBS ...]). Tests run with the ACL emulator on the library path.
+# mc_test(NAME SOURCES ... [LIBS ...] [NPU_TESTS pattern ...]). Tests run with the ACL emulator on the library path. Cases
+# that match NPU_TESTS (gtest patterns) need an NPU runtime and exist only in builds that have one.
 function(mc_test name)
-  cmake_parse_arguments(ARG "" "" "SOURCES;LIBS" ${ARGN})
+  cmake_parse_arguments(ARG "" "" "SOURCES;LIBS;NPU_TESTS" ${ARGN})
+  set(filter "")
+  if(ARG_NPU_TESTS AND NOT USE_ASCEND_CACHE_TIER)
+    list(JOIN ARG_NPU_TESTS ":" patterns)
+    set(filter TEST_FILTER "-${patterns}")
+  endif()
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE mooncake_core GTest::gmock GTest::gtest GTest::gtest_main ${ARG_LIBS})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   if(TARGET ascendcl AND TARGET acl_rt)
     add_dependencies(${name} ascendcl acl_rt)  # so that one test program, built alone, finds them
   endif()
-  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST
+  gtest_discover_tests(${name} ${filter} DISCOVERY_MODE PRE_TEST
     PROPERTIES TIMEOUT 240 LABELS ${name}
                ENVIRONMENT "LD_LIBRARY_PATH=${CMAKE_BINARY_DIR}/emulator/lib64;MC_BUILD_DIR=${CMAKE_BINARY_DIR}")
 endfunction()

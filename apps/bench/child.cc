@@ -30,6 +30,7 @@ namespace {
 
 Result<Child> Child::Start(const std::vector<std::string>& argv) {
   std::vector<char*> words;
+  words.reserve(argv.size() + 1);
   for (const auto& word : argv) words.push_back(const_cast<char*>(word.c_str()));
   words.push_back(nullptr);
   int in[2];

@@ -302,7 +302,7 @@ Result<void> ServeAsPeer(uint64_t capacity_bytes) {
   uint16_t master_port = 0;
   if (!(std::cin >> master_port)) return {};  // the other process ended
   const auto client = MC_TRY(OpenClient(master_port, capacity_bytes));
-  std::cout << "ready" << std::endl;
+  std::cout << "ready\n" << std::flush;
   std::string ignored;
   while (std::getline(std::cin, ignored)) {
   }

@@ -111,7 +111,7 @@ Result<RealClientOptions> OptionsFromFlags() {
   options.rpc_port = MC_TRY(Port(FLAGS_client_rpc_port, "client_rpc_port", 1));
   // They only move bytes and never block, so more than the cores can feed is of no use.
   options.rpc_threads = std::min<size_t>(MC_TRY(Within(FLAGS_rpc_thread_num, "rpc_thread_num", kMaxThreads)),
-                                         2 * std::thread::hardware_concurrency());
+                                         2UL * std::thread::hardware_concurrency());
   options.lock_shard_count = MC_TRY(Within(FLAGS_lock_shard_count, "lock_shard_count", kMaxShards));
   options.announce_batch_max = MC_TRY(Within(FLAGS_async_max_batch_size, "async_max_batch_size", kMaxAnnounceBatch));
   options.enable_http = FLAGS_enable_http_server;

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 namespace mooncake::replay {
 namespace {
@@ -30,7 +31,7 @@ std::string ProgressLine(const ReplayCounts& counts, uint64_t total_requests, do
                   static_cast<double>(counts.bytes_read + counts.bytes_written) / 1e6 / time, 100 * counts.HitRatio());
   if (counts.verification_errors > 0) line += fmt::format("  {} WRONG", counts.verification_errors);
   if (share > 0) {
-    const auto left = static_cast<uint64_t>(time / share - time + 0.5);
+    const auto left = static_cast<uint64_t>(std::llround(time / share - time));
     line += fmt::format("  ETA {}:{:02}", left / 60, left % 60);
   }
   return line;

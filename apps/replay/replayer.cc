@@ -68,6 +68,7 @@ size_t Replayer::GetPrefix(std::span<const uint64_t> ids) {
   for (size_t first = 0; first < ids.size(); first += window_) {
     const size_t count = std::min(window_, ids.size() - first);
     std::vector<GetItem> items;
+    items.reserve(count);
     for (size_t i = 0; i < count; ++i) items.push_back({keys_[first + i], MemoryRange(Slot(i))});
     const auto results = client_.BatchGetInto(items);
     std::optional<size_t> end;

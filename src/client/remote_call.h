@@ -22,7 +22,7 @@ class PendingReply {
   Result<std::string> Wait() {
     std::unique_lock lock(mutex_);
     done_.wait(lock, [this] { return reply_.has_value(); });
-    return std::move(*reply_);
+    return std::move(reply_).value();
   }
 
  private:
