@@ -180,9 +180,10 @@ void PeerService::Put(rpc::ServerCall call, protocol::PutRequest request) {
     if (fits) total += size;
   }
   if (!fits || total != call.payload_bytes()) {
-    return FailCall(std::move(call), ErrorCode::INVALID_PARAMS,
-                    fmt::format("put of {} keys, {} sizes, {} B announced, {} B sent (at most {} B)",
-                                request.keys.size(), request.sizes.size(), total, call.payload_bytes(), kInlineBytes));
+    std::string message =
+        fmt::format("put of {} keys, {} sizes, {} B announced, {} B sent (at most {} B)", request.keys.size(),
+                    request.sizes.size(), total, call.payload_bytes(), kInlineBytes);
+    return FailCall(std::move(call), ErrorCode::INVALID_PARAMS, std::move(message));
   }
   auto incoming = std::make_shared<Incoming>();
   incoming->request = std::move(request);

@@ -21,11 +21,12 @@ void FinishSideBySide(std::deque<Worker>& workers) {
     if (workers.size() > 1 && worker.has_more() && threads.size() < kMaxOwnerThreads) {
       try {
         threads.emplace_back([&worker] { worker.Finish(); });
-        continue;
-      } catch (const std::system_error&) {  // no thread to be had: one after the other then
+      } catch (const std::system_error&) {
+        here.push_back(&worker);  // no thread to be had: one after the other then
       }
+    } else {
+      here.push_back(&worker);
     }
-    here.push_back(&worker);
   }
   for (Worker* worker : here) worker->Finish();
   for (std::thread& thread : threads) thread.join();

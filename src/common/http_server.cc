@@ -36,7 +36,7 @@ void Route(httplib::Server& server, const std::string& path, HttpHandler handler
   server.Get(pattern, [handler = std::move(handler)](const httplib::Request& request, httplib::Response& response) {
     const HttpReply reply = handler({request.path, {request.params.begin(), request.params.end()}, request.body});
     response.status = reply.code;
-    response.set_content(reply.body, reply.content_type.c_str());
+    response.set_content(reply.body, reply.content_type);
   });
 }
 
@@ -66,13 +66,13 @@ Result<std::unique_ptr<HttpServer>> HttpServer::Open(Options options) {
   uint32_t port = address.port;
   bool bound = false;
   if (port == 0) {
-    const int chosen = impl->server.bind_to_any_port(address.host.c_str());
+    const int chosen = impl->server.bind_to_any_port(address.host);
     bound = chosen > 0;
     port = bound ? static_cast<uint32_t>(chosen) : 0;
   } else {
     const uint32_t last = options.move_on_if_taken ? std::min<uint32_t>(65535, port + kFurtherPorts) : port;
     for (;; ++port) {
-      bound = impl->server.bind_to_port(address.host.c_str(), static_cast<int>(port));
+      bound = impl->server.bind_to_port(address.host, static_cast<int>(port));
       if (bound || port >= last) break;
     }
   }

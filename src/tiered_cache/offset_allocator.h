@@ -97,7 +97,7 @@ class OffsetAllocator {
   std::vector<Node> nodes_;
   uint64_t row_bits_ = 0;                         // rows with a hole
   std::array<uint32_t, kRows> column_bits_ = {};  // bins of the row with a hole
-  std::array<uint32_t, kRows * kSubBins> roots_;
+  std::array<uint32_t, size_t{kRows} * kSubBins> roots_;
 };
 
 }  // namespace mooncake

@@ -103,9 +103,10 @@ std::string ReportJson(const std::vector<Leak>& leaks) {
   FIELD(device_peak_paged_bytes)
   FIELD(host_allocs)
   FIELD(host_frees)
-  FIELD(host_registers) FIELD(host_unregisters) FIELD(memsets) FIELD(pageable_copies) FIELD(pageable_async_fallbacks)
-      FIELD(set_device_calls) FIELD(set_device_switches) FIELD(streams_created) FIELD(streams_live)
-          FIELD(events_created) FIELD(events_live) FIELD(submits_blocked) FIELD(synchronizes) FIELD(violations)
+  FIELD(host_registers)
+  FIELD(host_unregisters) FIELD(memsets) FIELD(pageable_copies) FIELD(pageable_async_fallbacks) FIELD(set_device_calls)
+      FIELD(set_device_switches) FIELD(streams_created) FIELD(streams_live) FIELD(events_created) FIELD(events_live)
+          FIELD(submits_blocked) FIELD(synchronizes) FIELD(violations)
 #undef FIELD
               constexpr const char* kDirections[] = {"h2h", "h2d", "d2h", "d2d"};
   for (int d = 0; d < 4; ++d) {

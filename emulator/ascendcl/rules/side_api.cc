@@ -49,9 +49,10 @@ ACLEMU_ENTRY(int) aclemu_get_stats(aclemu_stats* out) {
   FIELD(device_peak_paged_bytes)
   FIELD(host_allocs)
   FIELD(host_frees)
-  FIELD(host_registers) FIELD(host_unregisters) FIELD(memsets) FIELD(pageable_copies) FIELD(pageable_async_fallbacks)
-      FIELD(set_device_calls) FIELD(set_device_switches) FIELD(streams_created) FIELD(streams_live)
-          FIELD(events_created) FIELD(events_live) FIELD(submits_blocked) FIELD(synchronizes) FIELD(violations)
+  FIELD(host_registers)
+  FIELD(host_unregisters) FIELD(memsets) FIELD(pageable_copies) FIELD(pageable_async_fallbacks) FIELD(set_device_calls)
+      FIELD(set_device_switches) FIELD(streams_created) FIELD(streams_live) FIELD(events_created) FIELD(events_live)
+          FIELD(submits_blocked) FIELD(synchronizes) FIELD(violations)
 #undef FIELD
               for (int d = 0; d < 4; ++d) {
     r.sync_copies[d] = s.sync_copies[d].load();

@@ -20,8 +20,7 @@ constexpr size_t kChunksInFlight = 4;
 // One chunk from submission until its caller has seen the result.
 class Chunk {
  public:
-  Chunk(MemoryRange local, std::shared_ptr<StagingPool::Slot> slot)
-      : local_(std::move(local)), slot_(std::move(slot)) {}
+  Chunk(const MemoryRange& local, std::shared_ptr<StagingPool::Slot> slot) : local_(local), slot_(std::move(slot)) {}
 
   // The host bytes that the wire uses: the caller's own, or the staging slot's.
   HostRange wire_bytes() const {
@@ -202,9 +201,10 @@ void ServeWindows(rpc::RpcServer& server, WindowTable& windows, StagingPool& sta
         auto found = windows.Find(call.session(), range.window, range.offset, range.size, /*for_write=*/true);
         if (!found) return std::move(call).Fail(found.error());
         if (range.size != call.payload_bytes() || range.size > staging.slot_bytes()) {
-          return std::move(call).Fail(
-              Status(ErrorCode::INVALID_PARAMS, fmt::format("{} B announced, {} B sent, at most {} B", range.size,
-                                                            call.payload_bytes(), staging.slot_bytes())));
+          const Status mismatch(ErrorCode::INVALID_PARAMS,
+                                fmt::format("{} B announced, {} B sent, at most {} B", range.size, call.payload_bytes(),
+                                            staging.slot_bytes()));
+          return std::move(call).Fail(mismatch);
         }
         auto window = std::make_shared<WindowTable::Window>(std::move(*found));
         if (const auto* host = std::get_if<HostRange>(&window->memory)) {
