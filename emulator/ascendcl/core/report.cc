@@ -96,19 +96,9 @@ std::string ReportJson(const std::vector<Leak>& leaks) {
   json.Open("", '{');
   json.Open("counters", '{');
 #define FIELD(name) json.Number(#name, stats.name.load());
-  FIELD(device_allocs)
-  FIELD(device_allocs_failed)
-  FIELD(device_frees)
-  FIELD(device_paged_bytes)
-  FIELD(device_peak_paged_bytes)
-  FIELD(host_allocs)
-  FIELD(host_frees)
-  FIELD(host_registers)
-  FIELD(host_unregisters) FIELD(memsets) FIELD(pageable_copies) FIELD(pageable_async_fallbacks) FIELD(set_device_calls)
-      FIELD(set_device_switches) FIELD(streams_created) FIELD(streams_live) FIELD(events_created) FIELD(events_live)
-          FIELD(submits_blocked) FIELD(synchronizes) FIELD(violations)
+  ACLEMU_COUNTERS(FIELD)
 #undef FIELD
-              constexpr const char* kDirections[] = {"h2h", "h2d", "d2h", "d2d"};
+  constexpr const char* kDirections[] = {"h2h", "h2d", "d2h", "d2d"};
   for (int d = 0; d < 4; ++d) {
     std::string direction = kDirections[d];
     json.Number(("sync_" + direction + "_copies").c_str(), stats.sync_copies[d].load());

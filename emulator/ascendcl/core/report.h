@@ -48,14 +48,19 @@ inline void Bump(Counter& counter, uint64_t by = 1) {
   counter.fetch_add(by, std::memory_order_relaxed);
 }
 
+// Every plain counter, once: X(name).
+#define ACLEMU_COUNTERS(X)                                                                                          \
+  X(device_allocs)                                                                                                  \
+  X(device_allocs_failed) X(device_frees) X(device_paged_bytes) X(device_peak_paged_bytes) X(host_allocs)           \
+      X(host_frees) X(host_registers) X(host_unregisters) X(memsets) X(pageable_copies) X(pageable_async_fallbacks) \
+          X(set_device_calls) X(set_device_switches) X(streams_created) X(streams_live) X(events_created)           \
+              X(events_live) X(submits_blocked) X(synchronizes) X(violations)
+
 struct Counters {
-  Counter device_allocs, device_allocs_failed, device_frees, device_paged_bytes, device_peak_paged_bytes;
-  Counter host_allocs, host_frees, host_registers, host_unregisters;
-  Counter sync_copies[4], sync_bytes[4], async_copies[4], async_bytes[4];
-  Counter memsets, pageable_copies, pageable_async_fallbacks;
-  Counter set_device_calls, set_device_switches;
-  Counter streams_created, streams_live, events_created, events_live;
-  Counter submits_blocked, synchronizes, violations;
+#define ACLEMU_MEMBER(name) Counter name;
+  ACLEMU_COUNTERS(ACLEMU_MEMBER)
+#undef ACLEMU_MEMBER
+  Counter sync_copies[4], sync_bytes[4], async_copies[4], async_bytes[4];  // by direction
   Counter violations_by_rule[static_cast<size_t>(Rule::kCount)];
   Counter calls[static_cast<size_t>(Api::kCount)];
   Counter failed_calls[static_cast<size_t>(Api::kCount)];

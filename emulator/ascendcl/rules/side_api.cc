@@ -42,19 +42,9 @@ ACLEMU_ENTRY(int) aclemu_get_stats(aclemu_stats* out) {
   r.version = ACLEMU_STATS_VERSION;
   r.struct_bytes = sizeof(r);
 #define FIELD(name) r.name = s.name.load();
-  FIELD(device_allocs)
-  FIELD(device_allocs_failed)
-  FIELD(device_frees)
-  FIELD(device_paged_bytes)
-  FIELD(device_peak_paged_bytes)
-  FIELD(host_allocs)
-  FIELD(host_frees)
-  FIELD(host_registers)
-  FIELD(host_unregisters) FIELD(memsets) FIELD(pageable_copies) FIELD(pageable_async_fallbacks) FIELD(set_device_calls)
-      FIELD(set_device_switches) FIELD(streams_created) FIELD(streams_live) FIELD(events_created) FIELD(events_live)
-          FIELD(submits_blocked) FIELD(synchronizes) FIELD(violations)
+  ACLEMU_COUNTERS(FIELD)
 #undef FIELD
-              for (int d = 0; d < 4; ++d) {
+  for (int d = 0; d < 4; ++d) {
     r.sync_copies[d] = s.sync_copies[d].load();
     r.sync_bytes[d] = s.sync_bytes[d].load();
     r.async_copies[d] = s.async_copies[d].load();
