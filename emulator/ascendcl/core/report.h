@@ -49,12 +49,15 @@ inline void Bump(Counter& counter, uint64_t by = 1) {
 }
 
 // Every plain counter, once: X(name).
-#define ACLEMU_COUNTERS(X)                                                                                          \
-  X(device_allocs)                                                                                                  \
-  X(device_allocs_failed) X(device_frees) X(device_paged_bytes) X(device_peak_paged_bytes) X(host_allocs)           \
-      X(host_frees) X(host_registers) X(host_unregisters) X(memsets) X(pageable_copies) X(pageable_async_fallbacks) \
-          X(set_device_calls) X(set_device_switches) X(streams_created) X(streams_live) X(events_created)           \
-              X(events_live) X(submits_blocked) X(synchronizes) X(violations)
+// clang-format off: it indents such lists further with each run
+#define ACLEMU_COUNTERS(X) \
+  X(device_allocs) X(device_allocs_failed) X(device_frees) X(device_paged_bytes) \
+  X(device_peak_paged_bytes) X(host_allocs) X(host_frees) X(host_registers) \
+  X(host_unregisters) X(memsets) X(pageable_copies) X(pageable_async_fallbacks) \
+  X(set_device_calls) X(set_device_switches) X(streams_created) X(streams_live) \
+  X(events_created) X(events_live) X(submits_blocked) X(synchronizes) \
+  X(violations)
+// clang-format on
 
 struct Counters {
 #define ACLEMU_MEMBER(name) Counter name;
