@@ -43,4 +43,7 @@ class CacheTier {
   const Info info_;
 };
 
+// For errors about capacity: ", of which 2 GiB are promised to other tiers", or nothing.
+std::string PromisedText(size_t promised);
+
 }  // namespace mooncake

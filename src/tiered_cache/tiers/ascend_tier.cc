@@ -15,10 +15,10 @@ Result<std::shared_ptr<AscendCacheTier>> AscendCacheTier::Open(const Options& op
                                                                std::shared_ptr<NpuRuntime> runtime) {
   MC_TRY(runtime->OpenDevice(options.device_id));
   const auto memory = MC_TRY(runtime->GetMemoryInfo(options.device_id));
-  if (options.capacity > memory.free_bytes) {
-    return Error(ErrorCode::INVALID_PARAMS, "ASCEND_NPU tier of {} B ({}) does not fit on device {}: {} free of {}",
+  if (options.promised > memory.free_bytes || options.capacity > memory.free_bytes - options.promised) {
+    return Error(ErrorCode::INVALID_PARAMS, "ASCEND_NPU tier of {} B ({}) does not fit on device {}: {} free of {}{}",
                  options.capacity, FormatBytes(options.capacity), options.device_id, FormatBytes(memory.free_bytes),
-                 FormatBytes(memory.total_bytes));
+                 FormatBytes(memory.total_bytes), PromisedText(options.promised));
   }
   Info info{Uuid::Random(),         fmt::format("ASCEND_NPU:{}", options.device_id),
             MemoryType::ASCEND_NPU, options.capacity,

@@ -36,9 +36,10 @@ class AscendCacheTier final : public CacheTier {
     int32_t priority = 0;
     std::vector<std::string> tags;
     int32_t device_id = 0;
+    size_t promised = 0;  // bytes that other tiers of this process may come to use on the device
   };
 
-  // INVALID_PARAMS when the device does not exist or its free memory is below `capacity`.
+  // INVALID_PARAMS when the device does not exist or its free memory is below `capacity` and what is promised.
   static Result<std::shared_ptr<AscendCacheTier>> Open(const Options& options, std::shared_ptr<NpuRuntime> runtime);
 
   Result<DataSource> Allocate(size_t size) override;

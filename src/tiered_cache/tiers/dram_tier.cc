@@ -58,9 +58,9 @@ Result<std::shared_ptr<DramTier>> DramTier::Open(const Options& options) {
   struct sysinfo host{};
   if (sysinfo(&host) != 0) return Error(ErrorCode::INTERNAL_ERROR, "sysinfo: {}", std::strerror(errno));
   const size_t total = host.totalram * host.mem_unit;
-  if (options.capacity > total) {
-    return Error(ErrorCode::INVALID_PARAMS, "DRAM tier of {} B ({}) does not fit: the host has {}", options.capacity,
-                 FormatBytes(options.capacity), FormatBytes(total));
+  if (options.promised > total || options.capacity > total - options.promised) {
+    return Error(ErrorCode::INVALID_PARAMS, "DRAM tier of {} B ({}) does not fit: the host has {}{}", options.capacity,
+                 FormatBytes(options.capacity), FormatBytes(total), PromisedText(options.promised));
   }
   int memfd = memfd_create("mooncake_dram_tier", MFD_CLOEXEC);
   if (memfd >= 0 && memfd <= STDERR_FILENO) {

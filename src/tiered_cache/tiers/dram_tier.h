@@ -20,6 +20,7 @@ class DramTier final : public CacheTier {
     int32_t priority = 0;
     std::vector<std::string> tags;
     std::optional<int> numa_node;
+    size_t promised = 0;  // bytes that other DRAM tiers of this process may come to use
     // Touch all pages on a background thread right after start, so that no put pays for page faults.
     bool prefault = true;
   };
