@@ -163,7 +163,7 @@ class Tree:
         code, output = self._run(command, BUILD_TIMEOUT_S)
         if "No tests were found" in output:
             raise MutationError(f"{mutation.name}: no test matches target {mutation.targets[0]}, tests '{mutation.tests}'")
-        first = re.search(r"Test +#\d+: (\S+) \.*\s*(\*+)", output)
+        first = re.search(r"Test +#\d+: (\S+) [^\n]*\*\*\*", output)  # Failed, Timeout, "aborted***Exception"
         return code == 0, first.group(1) if first else "(ctest ended without a result)"
 
     def _pytest(self, node):
