@@ -190,6 +190,7 @@ print("parent done")
 def test_signals_stay_python_s(master):
     result = run_python(OPEN + """
 import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background inherits that it is ignored
 handlers = {s: signal.getsignal(s) for s in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 store = open_store()
 assert handlers == {s: signal.getsignal(s) for s in handlers}
