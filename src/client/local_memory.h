@@ -8,6 +8,7 @@
 
 #include "common/status.h"
 #include "device/memory_range.h"
+#include "device/npu_runtime.h"
 
 namespace mooncake {
 

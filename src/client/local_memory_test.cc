@@ -75,6 +75,7 @@ class OneRangeRuntime final : public NpuRuntime {
   Result<void> Free(AscendUnifiedPointer) override { return {}; }
   Result<void> CopyHostToDevice(AscendUnifiedPointer, size_t, const std::byte*, size_t) override { return {}; }
   Result<void> CopyDeviceToHost(std::byte*, size_t, AscendUnifiedPointer, size_t) override { return {}; }
+  Result<void> CopyDeviceToDevice(AscendUnifiedPointer, size_t, AscendUnifiedPointer, size_t) override { return {}; }
   std::optional<int32_t> DeviceOf(const void* address) const override {
     ++asked;
     const auto at = reinterpret_cast<uintptr_t>(address);

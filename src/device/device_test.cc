@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "device/memory_range.h"
+#include "device/npu_runtime.h"
 #include "device/staging_pool.h"
 
 namespace mooncake {

@@ -8,9 +8,10 @@
 #include "common/check.h"
 #include "common/status.h"
 #include "device/memory_type.h"
-#include "device/npu_runtime.h"
 
 namespace mooncake {
+
+class NpuRuntime;
 
 struct NpuRange {
   AscendUnifiedPointer at;
@@ -37,6 +38,15 @@ inline MemoryRange SubRange(const MemoryRange& range, size_t offset, size_t size
   const auto& npu = std::get<NpuRange>(range);
   return NpuRange{npu.at + offset, size, npu.runtime};
 }
+
+// One copy of a batch: ranges of equal size, which do not overlap. `result` is written by whoever does it.
+struct RangeCopy {
+  MemoryRange target;
+  MemoryRange source;
+  Result<void> result = {};
+};
+// Every kind of copy; one synchronisation per device and direction, not one per copy.
+void CopyRanges(std::span<RangeCopy> copies);
 
 // Copies between host memory and any range; sizes must agree. 0 bytes copy nothing.
 Result<void> CopyFromHost(const MemoryRange& target, std::span<const std::byte> source);

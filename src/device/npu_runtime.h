@@ -5,9 +5,11 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "common/status.h"
+#include "device/memory_range.h"
 #include "device/memory_type.h"
 
 namespace mooncake {
@@ -33,14 +35,33 @@ class NpuRuntime {
 
   // NO_AVAILABLE_HANDLE with the runtime's number when the device has no memory left.
   virtual Result<AscendUnifiedPointer> Allocate(int32_t device_id, size_t size) = 0;
+  // What Allocate(size) takes from the device's memory at most: rounding, padding and whole pages. 0 for 0.
+  virtual size_t DeviceBytes(size_t size) const { return size; }
   // The block must not be used by a copy in flight.
   virtual Result<void> Free(AscendUnifiedPointer block) = 0;
 
-  // Synchronous copies; `capacity` is what the target block really holds. DATA_COPY_FAILED leaves the target undefined.
+  // Synchronous copies; `capacity` is what the target block really holds from `target` on. DATA_COPY_FAILED leaves the
+  // target's bytes undefined. The memory of both sides is let go of when the call returns, also on an error.
   virtual Result<void> CopyHostToDevice(AscendUnifiedPointer target, size_t capacity, const std::byte* source,
                                         size_t size) = 0;
   virtual Result<void> CopyDeviceToHost(std::byte* target, size_t capacity, AscendUnifiedPointer source,
                                         size_t size) = 0;
+  // Within one device, or from one to another: directly where they can reach each other, else through pinned host
+  // memory, both legs at once.
+  virtual Result<void> CopyDeviceToDevice(AscendUnifiedPointer target, size_t capacity, AscendUnifiedPointer source,
+                                          size_t size) = 0;
+  // Each copy gets its own result; those between one device and the host in one direction share one synchronisation.
+  // Returns when none of them touches memory any more. At least one side of each is on an NPU of this runtime. Without
+  // an override: one after the other.
+  virtual void CopyMany(std::span<RangeCopy> copies);
+
+  // Page-locks host memory, so that copies from and to it run without staging. Ends when the returned object dies: no
+  // copy may use the memory then. INVALID_PARAMS unless it begins and ends on a page; NOT_IMPLEMENTED when the runtime
+  // has no such function (copies then are staged or synchronous, and correct).
+  virtual Result<std::shared_ptr<void>> RegisterHost(int32_t device_id, std::span<std::byte> memory);
+
+  // True once a call has shown that the device is gone for good (507010 and its like): nothing on it can be used.
+  virtual bool DeviceLost(int32_t device_id) const { return device_id < 0; }
 
   // Device that an address handed in by the application belongs to; nullopt for host memory, also when the runtime
   // does not know the address (older runtimes answer so for ordinary memory).

@@ -31,7 +31,9 @@ CopierRegistry& CopierRegistry::Instance() {
   return registry;
 }
 
-void CopierRegistry::RegisterMemoryType(MemoryType type, CopyFunction to_dram, CopyFunction from_dram) {
+void CopierRegistry::RegisterMemoryType(MemoryType type, CopyFunction to_dram, CopyFunction from_dram,
+                                        CopyFunction within) {
+  within_[static_cast<size_t>(type)] = std::move(within);
   to_dram_[static_cast<size_t>(type)] = std::move(to_dram);
   from_dram_[static_cast<size_t>(type)] = std::move(from_dram);
 }
@@ -42,6 +44,7 @@ DataCopierBuilder::DataCopierBuilder() {
   for (size_t type = 0; type < kMemoryTypeCount; ++type) {
     if (type == kDram) continue;
     paths_[type][kDram] = registry.ToDram(static_cast<MemoryType>(type));
+    paths_[type][type] = registry.Within(static_cast<MemoryType>(type));
     paths_[kDram][type] = registry.FromDram(static_cast<MemoryType>(type));
   }
 }

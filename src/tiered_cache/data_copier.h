@@ -23,12 +23,14 @@ inline constexpr size_t kMemoryTypeCount = 4;
 class CopierRegistry {
  public:
   static CopierRegistry& Instance();
-  // A kind registered twice: the last one counts.
-  void RegisterMemoryType(MemoryType type, CopyFunction to_dram, CopyFunction from_dram);
+  // A kind registered twice: the last one counts. `within` copies from that kind to itself and may be left out.
+  void RegisterMemoryType(MemoryType type, CopyFunction to_dram, CopyFunction from_dram, CopyFunction within);
+  const CopyFunction& Within(MemoryType type) const { return within_[static_cast<size_t>(type)]; }
   const CopyFunction& ToDram(MemoryType type) const { return to_dram_[static_cast<size_t>(type)]; }
   const CopyFunction& FromDram(MemoryType type) const { return from_dram_[static_cast<size_t>(type)]; }
 
  private:
+  std::array<CopyFunction, kMemoryTypeCount> within_;
   std::array<CopyFunction, kMemoryTypeCount> to_dram_;
   std::array<CopyFunction, kMemoryTypeCount> from_dram_;
 };
@@ -36,8 +38,8 @@ class CopierRegistry {
 // A static object of this type in a tier's source file announces that kind of memory.
 class CopierRegistrar {
  public:
-  CopierRegistrar(MemoryType type, CopyFunction to_dram, CopyFunction from_dram) {
-    CopierRegistry::Instance().RegisterMemoryType(type, std::move(to_dram), std::move(from_dram));
+  CopierRegistrar(MemoryType type, CopyFunction to_dram, CopyFunction from_dram, CopyFunction within = nullptr) {
+    CopierRegistry::Instance().RegisterMemoryType(type, std::move(to_dram), std::move(from_dram), std::move(within));
   }
 };
 

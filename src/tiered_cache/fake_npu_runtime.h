@@ -23,7 +23,7 @@ namespace mooncake {
 // long is refused. Set the hooks before other threads start.
 class FakeNpuRuntime final : public NpuRuntime {
  public:
-  enum class Call : size_t { kOpenDevice, kMemoryInfo, kAllocate, kFree, kToDevice, kToHost };
+  enum class Call : size_t { kOpenDevice, kMemoryInfo, kAllocate, kFree, kToDevice, kToHost, kBetween };
   static constexpr int32_t kOutOfMemory = 207001;
   static constexpr int32_t kCopyFailed = 507013;
 
@@ -114,6 +114,16 @@ class FakeNpuRuntime final : public NpuRuntime {
     return {};
   }
 
+  Result<void> CopyDeviceToDevice(AscendUnifiedPointer target, size_t capacity, AscendUnifiedPointer source,
+                                  size_t size) override {
+    MC_TRY(Enter(Call::kBetween));
+    if (size > capacity) return Error(ErrorCode::DATA_COPY_FAILED, "fake: {} B into {} B", size, capacity);
+    const Place from = MC_TRY(Find(source, size));
+    const Place to = MC_TRY(Find(target, size));
+    std::memmove(to.at, from.at, size);
+    return {};
+  }
+
   std::optional<int32_t> DeviceOf(const void* address) const override {
     std::lock_guard lock(mutex_);
     const auto at = reinterpret_cast<uintptr_t>(address);
@@ -180,8 +190,8 @@ class FakeNpuRuntime final : public NpuRuntime {
   uintptr_t next_ = 0;
   std::vector<size_t> used_;
   std::map<uintptr_t, std::shared_ptr<Block>> blocks_;
-  std::array<std::optional<Failure>, 6> failures_;
-  std::array<std::atomic<uint64_t>, 6> calls_{};
+  std::array<std::optional<Failure>, 7> failures_;
+  std::array<std::atomic<uint64_t>, 7> calls_{};
 };
 
 }  // namespace mooncake

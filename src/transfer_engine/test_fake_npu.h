@@ -40,6 +40,12 @@ class FakeNpu final : public NpuRuntime {
     std::memcpy(target, At(source, size), size);
     return {};
   }
+  Result<void> CopyDeviceToDevice(AscendUnifiedPointer target, size_t, AscendUnifiedPointer source,
+                                  size_t size) override {
+    if (before_copy) MC_TRY(before_copy());
+    std::memmove(At(target, size), At(source, size), size);
+    return {};
+  }
   std::optional<int32_t> DeviceOf(const void*) const override { return std::nullopt; }
 
   // A block as a range, filled with `bytes`.

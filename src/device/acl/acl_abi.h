@@ -13,6 +13,7 @@ using Context = void*;
 
 inline constexpr int kHostToDevice = 1;
 inline constexpr int kDeviceToHost = 2;
+inline constexpr int kDeviceToDevice = 3;
 inline constexpr int kMallocHugeFirst = 0;
 inline constexpr int kHbmMemory = 1;
 inline constexpr int kLocationDevice = 1;

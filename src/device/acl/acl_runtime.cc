@@ -148,6 +148,21 @@ Result<void> AclRuntime::CopyDeviceToHost(std::byte* target, size_t capacity, As
   return {};
 }
 
+Result<void> AclRuntime::CopyDeviceToDevice(AscendUnifiedPointer target, size_t capacity, AscendUnifiedPointer source,
+                                            size_t size) {
+  const ScopedContext scope(library_.functions, MC_TRY(ContextOf(target.device_id)));
+  AclError rc = scope.error();
+  if (rc == kSuccess) {
+    rc = library_.functions.Memcpy(ToPointer(target), capacity, ToPointer(source), size, kDeviceToDevice);
+  }
+  if (rc != kSuccess) {
+    return std::unexpected(
+        Failed(ErrorCode::DATA_COPY_FAILED, rc,
+               fmt::format("copying {} B from NPU device {} to {}", size, source.device_id, target.device_id)));
+  }
+  return {};
+}
+
 std::optional<int32_t> AclRuntime::DeviceOf(const void* address) const {
   if (library_.functions.PointerGetAttributes == nullptr) return std::nullopt;
   PointerAttributes attributes{};

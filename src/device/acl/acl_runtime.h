@@ -43,6 +43,8 @@ class AclRuntime final : public NpuRuntime {
   Result<void> CopyHostToDevice(AscendUnifiedPointer target, size_t capacity, const std::byte* source,
                                 size_t size) override;
   Result<void> CopyDeviceToHost(std::byte* target, size_t capacity, AscendUnifiedPointer source, size_t size) override;
+  Result<void> CopyDeviceToDevice(AscendUnifiedPointer target, size_t capacity, AscendUnifiedPointer source,
+                                  size_t size) override;
   std::optional<int32_t> DeviceOf(const void* address) const override;
 
   const Library& library() const { return library_; }

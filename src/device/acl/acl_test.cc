@@ -12,6 +12,7 @@
 #include "device/acl/acl_runtime.h"
 #include "device/acl/test_emulator_probe.h"
 #include "device/memory_range.h"
+#include "device/npu_runtime.h"
 
 namespace mooncake {
 namespace {

@@ -1,9 +1,8 @@
-// Allocation in NPU memory, and the copies between NPU and host that the registrar announces.
+// Allocation in NPU memory.
 #include "tiered_cache/tiers/ascend_tier.h"
 
 #include "common/byte_size.h"
 #include "common/log.h"
-#include "tiered_cache/data_copier.h"
 
 namespace mooncake {
 
@@ -41,30 +40,4 @@ Result<DataSource> AscendCacheTier::Allocate(size_t size) {
   return DataSource{std::make_unique<AscendBuffer>(pointer, size, *runtime_, std::move(*room)), MemoryType::ASCEND_NPU};
 }
 
-namespace {
-
-Result<const AscendBufferBase*> NpuSide(const DataSource& data, const char* role) {
-  const auto* npu = dynamic_cast<const AscendBufferBase*>(data.buffer.get());
-  if (npu == nullptr) {
-    return Error(ErrorCode::INVALID_PARAMS, "{} is tagged {} but its buffer is not NPU memory", role,
-                 MemoryTypeName(data.type));
-  }
-  return npu;
-}
-
-Result<void> CopyDramToAscend(const DataSource& source, const DataSource& target) {
-  const HostBuffer* from = MC_TRY(HostSide(source, "source"));
-  const AscendBufferBase* to = MC_TRY(NpuSide(target, "target"));
-  return to->runtime().CopyHostToDevice(to->pointer(), to->size(), from->data(), from->size());
-}
-
-Result<void> CopyAscendToDram(const DataSource& source, const DataSource& target) {
-  const AscendBufferBase* from = MC_TRY(NpuSide(source, "source"));
-  const HostBuffer* to = MC_TRY(HostSide(target, "target"));
-  return from->runtime().CopyDeviceToHost(to->data(), to->size(), from->pointer(), from->size());
-}
-
-const CopierRegistrar ascend_copiers(MemoryType::ASCEND_NPU, CopyAscendToDram, CopyDramToAscend);
-
-}  // namespace
 }  // namespace mooncake
