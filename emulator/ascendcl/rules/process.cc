@@ -289,6 +289,17 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtDeviceDisablePeerAccess(int32_t peer) {
   });
 }
 
+ACLEMU_ENTRY(aclError) aclemu_impl_aclrtDevicePeerAccessStatus(int32_t id, int32_t peer, int32_t* status) {
+  return Call(Api::aclrtDevicePeerAccessStatus, [&](Runtime& runtime) {
+    if (status == nullptr) return NullPointer("status");
+    if (id == peer) return Fail(ACL_ERROR_INVALID_PARAM, "device %d is no peer of itself", id);
+    ACLEMU_TRY(NeedDevice(runtime, id));
+    ACLEMU_TRY(NeedDevice(runtime, peer));
+    *status = static_cast<int32_t>(runtime.device(id).peers.load() >> peer & 1);
+    return ACL_SUCCESS;
+  });
+}
+
 // These two must not change what they read, so they are not counted as calls that may fail.
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtPeekAtLastError(aclrtLastErrLevel level) {
   return level == ACL_RT_THREAD_LEVEL ? Runtime::Thread().last_error : ACL_ERROR_INVALID_PARAM;
