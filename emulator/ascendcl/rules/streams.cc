@@ -48,7 +48,8 @@ aclError CreateStream(Runtime& runtime, aclrtStream* out, uint32_t priority, uin
                 static_cast<unsigned long long>(kMaxStreams));
   }
   uint64_t handle = runtime.NewHandle();
-  runtime.streams.Add(handle, std::make_shared<Stream>(context.device, context.handle));
+  StreamTraits traits{device.next_stream_id.fetch_add(1), priority, flag};
+  runtime.streams.Add(handle, std::make_shared<Stream>(context.device, context.handle, context.failure, traits));
   *out = reinterpret_cast<aclrtStream>(handle);
   Bump(Stats().streams_created);
   Bump(Stats().streams_live);
