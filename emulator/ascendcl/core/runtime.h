@@ -17,7 +17,6 @@
 
 namespace aclemu {
 
-constexpr uint64_t kMaxStreams = 1984;  // per device
 constexpr uint64_t kMaxEvents = 65536;  // per device
 
 struct Context {

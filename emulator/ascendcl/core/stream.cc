@@ -102,9 +102,10 @@ Stream::~Stream() {
 }
 
 bool Stream::Submit(Task task) {
+  const size_t depth = Settings().soc->stream_depth;
   Lock lock(mu_);
-  if (queue_.size() >= kStreamDepth) Bump(Stats().submits_blocked);
-  while (queue_.size() >= kStreamDepth && !closed_) {
+  if (queue_.size() >= depth) Bump(Stats().submits_blocked);
+  while (queue_.size() >= depth && !closed_) {
     if (Lazy() && !busy_) {
       RunFront(lock, kForever, nullptr);
     } else {

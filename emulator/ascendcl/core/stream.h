@@ -20,9 +20,6 @@ using Clock = std::chrono::steady_clock;
 using Deadline = Clock::time_point;
 constexpr Deadline kForever = Deadline::max();
 
-// Tasks that fit a stream; one more makes the caller wait.
-constexpr size_t kStreamDepth = 2013;
-
 class Stream;
 
 // Reasons to stop waiting early, from the innermost stream to the one whose wait started it all.

@@ -20,7 +20,7 @@ aclError CheckRoute(Runtime& runtime, aclrtMemcpyKind kind, const Place& dst, co
 aclError CheckPlaces(Runtime& runtime, const CopyCall& call, const Place& dst, const Place& src, Rule kind_rule);
 
 // For asynchronous copies. Rule C8.
-aclError CheckAligned(const void* dst, const void* src);
+aclError CheckAligned(const Place& dst, const Place& src);
 bool IsPageable(const Place& dst, const Place& src);
 // Rule C7 and the kind. *now: the copy is to be made by the call itself, after DrainForPageable.
 aclError CheckPageable(aclrtMemcpyKind kind, const Place& dst, const Place& src, bool* now);

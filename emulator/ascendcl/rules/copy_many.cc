@@ -126,7 +126,7 @@ aclError BatchAsync(Runtime& runtime, const BatchCall& call, size_t* fail_index,
   bool pageable = false;
   for (size_t i = 0; i < moves.size(); ++i) {
     *fail_index = i;
-    ACLEMU_TRY(CheckAligned(call.dsts[i], call.srcs[i]));
+    ACLEMU_TRY(CheckAligned(moves[i].dst, moves[i].src));
     if (!IsPageable(moves[i].dst, moves[i].src)) continue;
     ACLEMU_TRY(CheckPageable(ACL_MEMCPY_DEFAULT, moves[i].dst, moves[i].src, &pageable));
   }
@@ -215,7 +215,7 @@ aclError PlaneAsync(Runtime& runtime, const PlaneCall& call, aclrtStream handle)
   ACLEMU_TRY(CheckPlane(runtime, call, Rule::kC2, &dst, &src));
   std::shared_ptr<Stream> stream;
   ACLEMU_TRY(FindOwnStream(runtime, handle, &stream));
-  ACLEMU_TRY(CheckAligned(call.dst, call.src));
+  ACLEMU_TRY(CheckAligned(dst, src));
   bool now = false;
   if (IsPageable(dst, src)) ACLEMU_TRY(CheckPageable(call.kind, dst, src, &now));
   if (!now) {
