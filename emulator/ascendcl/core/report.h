@@ -38,7 +38,10 @@ enum class Rule : uint8_t {
   kC11,
   kC13,
   kR2,
+  kS1,
   kS2,
+  kG1,
+  kM4,
   kCount
 };
 const char* Name(Rule rule);

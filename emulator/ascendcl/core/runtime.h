@@ -26,6 +26,7 @@ struct Context {
   std::atomic<bool> alive{true};
   std::shared_ptr<FailureState> failure = std::make_shared<FailureState>();
   std::shared_ptr<Stream> default_stream;
+  std::atomic<uint64_t> default_handle{0};  // 0 until somebody asked for it
 };
 
 struct Device {
@@ -42,6 +43,8 @@ struct ThreadState {
   std::shared_ptr<Context> bound;      // by aclrtSetDevice
   std::shared_ptr<Context> preferred;  // by aclrtSetCurrentContext or aclrtCreateContext; wins over bound
   aclError last_error = ACL_SUCCESS;
+  bool in_callback = false;    // runs code that a stream called
+  bool repeated_init = false;  // its last aclInit was not the first of the process
 };
 
 struct Leak {
@@ -110,6 +113,9 @@ class Runtime {
   // memory. The caller holds no lock; the primary context was already taken out of the Device.
   void EndDevice(int id, uint64_t handle_limit);
 
+  // A handle for the default stream, which NULL means as well.
+  uint64_t DefaultStreamHandle(Context& context);
+
   uint64_t NewHandle() { return next_handle_.fetch_add(64); }
 
   std::vector<Leak> Leaks();
@@ -125,6 +131,7 @@ class Runtime {
   RangeMap ranges;
   HandleTable<Context> contexts;
   HandleTable<Stream> streams;
+  HandleTable<Stream> default_streams;  // those whose handle was asked for
   HandleTable<Event> events;
 
  private:

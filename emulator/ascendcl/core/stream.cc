@@ -73,6 +73,22 @@ void Event::Reset(const std::shared_ptr<Record>& record) {
   if (last_ == record) last_ = nullptr;
 }
 
+std::shared_ptr<Waiter> Event::AddWaiter(const std::shared_ptr<Stream>& stream) {
+  auto waiter = std::make_shared<Waiter>(Waiter{stream});
+  std::lock_guard lock(mutex());
+  std::erase_if(waiters_, [](const auto& w) { return w.expired(); });
+  waiters_.push_back(waiter);
+  return waiter;
+}
+
+std::shared_ptr<Stream> Event::FirstWaiter() {
+  std::lock_guard lock(mutex());
+  for (const auto& waiter : waiters_) {
+    if (auto live = waiter.lock()) return live->stream.lock();
+  }
+  return nullptr;
+}
+
 std::shared_ptr<Record> Event::AwaitRecord(Deadline deadline, const Stop* stop) const {
   std::unique_lock lock(mutex());
   while (last_ == nullptr) {
@@ -186,6 +202,7 @@ bool Stream::RunFront(Lock& lock, Deadline deadline, const Stop* outer) {
   task.src_use = InFlight();
   task.dst = Place();
   task.src = Place();
+  if (!gave_up) task.waiter = nullptr;
   lock.lock();
   busy_ = false;
   bool aborted = aborts_ != aborts;

@@ -10,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <thread>
+#include <vector>
 
 #include "acl/acl.h"
 #include "core/copy.h"
@@ -39,6 +40,11 @@ struct Record {
   Clock::time_point when{};
 };
 
+// Lives as long as a stream has yet to pass its wait for an event.
+struct Waiter {
+  std::weak_ptr<Stream> stream;
+};
+
 class Event {
  public:
   Event(int on_device, uint32_t with_flags, bool ex) : device(on_device), flags(with_flags), is_ex(ex) {}
@@ -53,12 +59,20 @@ class Event {
   // The last record, waiting until there is one. Null when the time is over or *stop is set.
   std::shared_ptr<Record> AwaitRecord(Deadline deadline, const Stop* stop) const;
 
+  // A wait that was queued, and a stream that has not passed its wait yet; null when all have.
+  std::shared_ptr<Waiter> AddWaiter(const std::shared_ptr<Stream>& stream);
+  std::shared_ptr<Stream> FirstWaiter();
+
+  // Set once the event takes one of the ids of its device.
+  std::atomic<bool> counted{false};
+
   // One lock for all events: held for a few instructions only.
   static std::mutex& mutex();
   static std::condition_variable& changed();
 
  private:
-  std::shared_ptr<Record> last_;  // guarded by mutex()
+  std::shared_ptr<Record> last_;                // guarded by mutex()
+  std::vector<std::weak_ptr<Waiter>> waiters_;  // guarded by mutex()
 };
 
 // Waits for the record, making the work happen that it depends on when streams are lazy. Stops early when *stop is set.
@@ -88,6 +102,7 @@ struct Task {
   std::shared_ptr<Record> record;      // record, wait, reset
   std::chrono::seconds wait_limit{0};  // wait: 0 is for ever, else counted from its first run
   Deadline wait_end = kForever;
+  std::shared_ptr<Waiter> waiter;
   // call: host code. False when it gave up waiting; it is called again then. Waits on Event::changed() if at all.
   std::function<bool(Deadline, const Stop*)> call;
 };

@@ -6,7 +6,7 @@
 
 #include <vector>
 
-#include "rules/call.h"
+#include "rules/memory.h"
 
 namespace aclemu {
 namespace {
@@ -53,34 +53,6 @@ bool TakePages(DevicePool& pool, Pages pages, uint64_t padded, Range* block) {
   block->pool = &pool;
   AddPagedBytes(block->paged);
   return true;
-}
-
-aclError Malloc(Runtime& runtime, void** out, size_t size, aclrtMemMallocPolicy policy, uint64_t padding) {
-  if (out == nullptr) return NullPointer("devPtr");
-  if (size == 0) return Fail(ACL_ERROR_INVALID_PARAM, "size 0");
-  ACLEMU_TRY(NeedContext());
-  int device = Runtime::Current()->device;
-  DevicePool& pool = runtime.pool(device);
-  auto block = std::make_shared<Range>(MemClass::kDevice, 0, size);
-  block->device = device;
-  bool fits = size <= Settings().hbm_bytes;
-  if (fits) {
-    uint64_t rounded = AlignUp(size, 32);
-    Pages pages = Choose(policy, rounded + padding);
-    fits = TakePages(pool, pages, pages == Pages::kHuge1G ? rounded : rounded + padding, block.get());
-  }
-  if (fits) block->base = runtime.ranges.ReserveAddresses(device, block->paged, block->huge ? kChunk : kPage);
-  if (!fits || block->base == 0) {
-    Bump(Stats().device_allocs_failed);
-    return Fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "device %d has no room for %zu bytes", device, size);
-  }
-  if (Settings().poison) {
-    for (const Extent& extent : block->extents) Fill(pool.At(extent.offset), extent.bytes, 0xA5);
-  }
-  *out = reinterpret_cast<void*>(block->base);
-  if (!runtime.ranges.Insert(std::move(block))) Broken("a fresh device address is taken");
-  Bump(Stats().device_allocs);
-  return ACL_SUCCESS;
 }
 
 // Takes a block out of the map if it has the class and no queued task uses it.
@@ -137,7 +109,7 @@ bool IsMapped(uintptr_t begin, uint64_t bytes) {
   return true;
 }
 
-aclError RegisterHost(Runtime& runtime, void* ptr, uint64_t size) {
+aclError RegisterHost(Runtime& runtime, void* ptr, uint64_t size, std::shared_ptr<Range>* out) {
   if (!Settings().soc->registers_host) {
     return Fail(ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "%s registers no host memory", Settings().soc->soc_name);
   }
@@ -148,7 +120,8 @@ aclError RegisterHost(Runtime& runtime, void* ptr, uint64_t size) {
                 static_cast<unsigned long long>(size));
   }
   if (!IsMapped(base, size)) return Fail(ACL_ERROR_RT_PARAM_INVALID, "%p: not all pages are mapped", ptr);
-  if (!runtime.ranges.Insert(std::make_shared<Range>(MemClass::kRegistered, base, size))) {
+  *out = std::make_shared<Range>(MemClass::kRegistered, base, size);
+  if (!runtime.ranges.Insert(*out)) {
     return Fail(ACL_ERROR_RT_HOST_MEMORY_ALREADY_REGISTERED, "%p overlaps pinned or registered memory", ptr);
   }
   Bump(Stats().host_registers);
@@ -192,54 +165,93 @@ aclError MemInfo(Runtime& runtime, aclrtMemAttr attr, size_t* free_bytes, size_t
 
 }  // namespace
 
+aclError MallocDevice(Runtime& runtime, void** out, size_t size, aclrtMemMallocPolicy policy, uint64_t padding) {
+  if (out == nullptr) return NullPointer("devPtr");
+  if (size == 0) return Fail(ACL_ERROR_INVALID_PARAM, "size 0");
+  ACLEMU_TRY(NeedContext());
+  int device = Runtime::Current()->device;
+  DevicePool& pool = runtime.pool(device);
+  auto block = std::make_shared<Range>(MemClass::kDevice, 0, size);
+  block->device = device;
+  bool fits = size <= Settings().hbm_bytes;
+  if (fits) {
+    uint64_t rounded = AlignUp(size, 32);
+    Pages pages = Choose(policy, rounded + padding);
+    fits = TakePages(pool, pages, pages == Pages::kHuge1G ? rounded : rounded + padding, block.get());
+  }
+  if (fits) block->base = runtime.ranges.ReserveAddresses(device, block->paged, block->huge ? kChunk : kPage);
+  if (!fits || block->base == 0) {
+    Bump(Stats().device_allocs_failed);
+    return Fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "device %d has no room for %zu bytes", device, size);
+  }
+  if (Settings().poison) {
+    for (const Extent& extent : block->extents) Fill(pool.At(extent.offset), extent.bytes, 0xA5);
+  }
+  *out = reinterpret_cast<void*>(block->base);
+  if (!runtime.ranges.Insert(std::move(block))) Broken("a fresh device address is taken");
+  Bump(Stats().device_allocs);
+  return ACL_SUCCESS;
+}
+
+aclError FreeDevice(Runtime& runtime, void* ptr) {
+  std::shared_ptr<Range> block;
+  ACLEMU_TRY(Release(runtime, ptr, MemClass::kDevice, Rule::kM2, ACL_ERROR_RT_PARAM_INVALID, &block));
+  Bump(Stats().device_frees);
+  return ACL_SUCCESS;
+}
+
+aclError MallocHost(Runtime& runtime, void** ptr, size_t size) {
+  if (ptr == nullptr) return NullPointer("hostPtr");
+  if (size == 0) return Fail(ACL_ERROR_INVALID_PARAM, "size 0");
+  ACLEMU_TRY(NeedContext());
+  uint64_t bytes = size > (1ULL << 46) ? 0 : AlignUp(size, kPage);
+  void* map = bytes == 0 ? nullptr : MapPinned(bytes);
+  if (map == nullptr) return Fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "no pinned memory of %zu bytes", size);
+  auto block = std::make_shared<Range>(MemClass::kPinned, reinterpret_cast<uintptr_t>(map), size);
+  block->map = map;
+  block->map_bytes = bytes + kPage;
+  if (Settings().poison) Fill(static_cast<std::byte*>(map), size, 0xA5);
+  if (!runtime.ranges.Insert(std::move(block))) {
+    // The program unmapped registered memory without unregistering it, and the system reused the addresses.
+    return Refuse(Rule::kM1, ACL_ERROR_RT_MEMORY_ALLOCATION, "%p is registered but was unmapped", map);
+  }
+  *ptr = map;
+  Bump(Stats().host_allocs);
+  return ACL_SUCCESS;
+}
+
+aclError FreeHost(Runtime& runtime, void* ptr) {
+  std::shared_ptr<Range> block;
+  ACLEMU_TRY(Release(runtime, ptr, MemClass::kPinned, Rule::kR2, ACL_ERROR_RT_PARAM_INVALID, &block));
+  Bump(Stats().host_frees);
+  return ACL_SUCCESS;
+}
+
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMalloc(void** ptr, size_t size, aclrtMemMallocPolicy policy) {
-  return Call(Api::aclrtMalloc,
-              [&](Runtime& runtime) { return Malloc(runtime, ptr, size, policy, Settings().soc->malloc_padding); });
+  return Call(Api::aclrtMalloc, [&](Runtime& runtime) {
+    return MallocDevice(runtime, ptr, size, policy, Settings().soc->malloc_padding);
+  });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMallocAlign32(void** ptr, size_t size, aclrtMemMallocPolicy policy) {
-  return Call(Api::aclrtMallocAlign32, [&](Runtime& runtime) { return Malloc(runtime, ptr, size, policy, 0); });
+  return Call(Api::aclrtMallocAlign32, [&](Runtime& runtime) { return MallocDevice(runtime, ptr, size, policy, 0); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtFree(void* ptr) {
   return Call(Api::aclrtFree, [&](Runtime& runtime) {
     if (ptr == nullptr) return NullPointer("devPtr");
-    std::shared_ptr<Range> block;
-    ACLEMU_TRY(Release(runtime, ptr, MemClass::kDevice, Rule::kM2, ACL_ERROR_RT_PARAM_INVALID, &block));
-    Bump(Stats().device_frees);
-    return ACL_SUCCESS;
+    return FreeDevice(runtime, ptr);
   });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMallocHost(void** ptr, size_t size) {
-  return Call(Api::aclrtMallocHost, [&](Runtime& runtime) {
-    if (ptr == nullptr) return NullPointer("hostPtr");
-    if (size == 0) return Fail(ACL_ERROR_INVALID_PARAM, "size 0");
-    ACLEMU_TRY(NeedContext());
-    uint64_t bytes = size > (1ULL << 46) ? 0 : AlignUp(size, kPage);
-    void* map = bytes == 0 ? nullptr : MapPinned(bytes);
-    if (map == nullptr) return Fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "no pinned memory of %zu bytes", size);
-    auto block = std::make_shared<Range>(MemClass::kPinned, reinterpret_cast<uintptr_t>(map), size);
-    block->map = map;
-    block->map_bytes = bytes + kPage;
-    if (Settings().poison) Fill(static_cast<std::byte*>(map), size, 0xA5);
-    if (!runtime.ranges.Insert(std::move(block))) {
-      // The program unmapped registered memory without unregistering it, and the system reused the addresses.
-      return Refuse(Rule::kM1, ACL_ERROR_RT_MEMORY_ALLOCATION, "%p is registered but was unmapped", map);
-    }
-    *ptr = map;
-    Bump(Stats().host_allocs);
-    return ACL_SUCCESS;
-  });
+  return Call(Api::aclrtMallocHost, [&](Runtime& runtime) { return MallocHost(runtime, ptr, size); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtFreeHost(void* ptr) {
   return Call(Api::aclrtFreeHost, [&](Runtime& runtime) {
     if (ptr == nullptr) return NullPointer("hostPtr");
-    std::shared_ptr<Range> block;
-    ACLEMU_TRY(Release(runtime, ptr, MemClass::kPinned, Rule::kR2, ACL_ERROR_RT_PARAM_INVALID, &block));
-    Bump(Stats().host_frees);
-    return ACL_SUCCESS;
+    return FreeHost(runtime, ptr);
   });
 }
 
@@ -250,10 +262,13 @@ aclemu_impl_aclrtHostRegister(void* ptr, uint64_t size, aclrtHostRegisterType ty
     if (size == 0) return Fail(ACL_ERROR_INVALID_PARAM, "size 0");
     if (type != ACL_HOST_REGISTER_MAPPED) return Fail(ACL_ERROR_INVALID_PARAM, "type %d", static_cast<int>(type));
     ACLEMU_TRY(NeedContext());
-    // The address is for kernels only, never for copies: one where no block is serves.
-    uintptr_t address = runtime.ranges.ReserveAddresses(Runtime::Current()->device, kPage, kPage);
-    if (address == 0) return Fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "no device addresses left");
-    ACLEMU_TRY(RegisterHost(runtime, ptr, size));
+    std::shared_ptr<Range> block;
+    ACLEMU_TRY(RegisterHost(runtime, ptr, size, &block));
+    uintptr_t address = DeviceView(runtime, *block);
+    if (address == 0) {
+      runtime.ranges.Remove(block->base, [&](const Range& range) { return &range == block.get(); });
+      return Fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "no device addresses left");
+    }
     *device_ptr = reinterpret_cast<void*>(address);
     return ACL_SUCCESS;
   });
@@ -269,7 +284,8 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtHostRegisterV2(void* ptr, uint64_t size,
     }
     if ((flag & kReserved) != 0) return Fail(ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "flag 0x%x is reserved", flag);
     ACLEMU_TRY(NeedContext());
-    return RegisterHost(runtime, ptr, size);
+    std::shared_ptr<Range> block;
+    return RegisterHost(runtime, ptr, size, &block);
   });
 }
 

@@ -4,6 +4,26 @@
 #include "rules/call.h"
 
 namespace aclemu {
+
+aclError SynchronizeDevice(Runtime& runtime, Deadline deadline) {
+  ACLEMU_TRY(NeedContext());
+  std::shared_ptr<Context> current = Runtime::Current();
+  Bump(Stats().synchronizes);
+  aclError result = ACL_SUCCESS;
+  auto wait = [&](Stream& stream) {
+    aclError code = stream.Synchronize(deadline);
+    if (code != ACL_SUCCESS) result = code;
+  };
+  for (auto& [handle, context] :
+       runtime.contexts.Select([&](const Context& c) { return c.device == current->device; })) {
+    wait(*context->default_stream);
+  }
+  for (auto& [handle, stream] : runtime.streams.Select([&](const Stream& s) { return s.device == current->device; })) {
+    wait(*stream);
+  }
+  return result;
+}
+
 namespace {
 
 aclError ReadConfig(const char* path, std::string* text) {
@@ -43,25 +63,6 @@ aclError Reset(Runtime& runtime, int32_t id, bool force) {
   runtime.EndContext(primary);
   runtime.EndDevice(id, limit);
   return ACL_SUCCESS;
-}
-
-aclError SynchronizeDevice(Runtime& runtime, Deadline deadline) {
-  ACLEMU_TRY(NeedContext());
-  std::shared_ptr<Context> current = Runtime::Current();
-  Bump(Stats().synchronizes);
-  aclError result = ACL_SUCCESS;
-  auto wait = [&](Stream& stream) {
-    aclError code = stream.Synchronize(deadline);
-    if (code != ACL_SUCCESS) result = code;
-  };
-  for (auto& [handle, context] :
-       runtime.contexts.Select([&](const Context& c) { return c.device == current->device; })) {
-    wait(*context->default_stream);
-  }
-  for (auto& [handle, stream] : runtime.streams.Select([&](const Stream& s) { return s.device == current->device; })) {
-    wait(*stream);
-  }
-  return result;
 }
 
 // The answer to a question, not a broken rule: libraries ask before they bind a thread of somebody else.
