@@ -197,13 +197,14 @@ void PeerService::PreparePut(rpc::ServerCall call, const std::shared_ptr<Incomin
   incoming->handles.resize(keys.size());
   size_t staged_bytes = 0;
   size_t largest_discarded = 0;
+  const Deadline room_wait = Deadline::After(kRoomWait);
   for (size_t i = 0; i < keys.size(); ++i) {
     put_requests_.Add();
     if (parts_.backend.RecordUse(keys[i])) {
       largest_discarded = std::max<size_t>(largest_discarded, sizes[i]);
       continue;
     }
-    auto handle = parts_.backend.Allocate(sizes[i]);
+    auto handle = parts_.backend.Allocate(sizes[i], std::nullopt, /*strict=*/false, room_wait);
     if (!handle) {
       incoming->Refuse(i, handle.error());
       largest_discarded = std::max<size_t>(largest_discarded, sizes[i]);
@@ -253,11 +254,16 @@ void PeerService::ReceivePut(rpc::ServerCall call, const std::shared_ptr<Incomin
 }
 
 void PeerService::FinishPut(rpc::ServerCall call, const std::shared_ptr<Incoming>& incoming) {
+  std::vector<RangeCopy> copies;
   for (const auto& [i, bytes] : incoming->staged) {
-    if (auto copied = CopyFromHost(AsMemoryRange(incoming->handles[i]->data), bytes); !copied) {
-      incoming->Refuse(i, copied.error());
-      incoming->handles[i] = nullptr;
-    }
+    copies.push_back({.target = AsMemoryRange(incoming->handles[i]->data), .source = bytes});
+  }
+  CopyRanges(copies);
+  for (size_t k = 0; k < copies.size(); ++k) {
+    if (copies[k].result) continue;
+    const size_t i = incoming->staged[k].first;
+    incoming->Refuse(i, copies[k].result.error());
+    incoming->handles[i] = nullptr;
   }
   std::vector<size_t> stored;
   for (size_t i = 0; i < incoming->handles.size(); ++i) {
@@ -280,7 +286,7 @@ void PeerService::FinishPut(rpc::ServerCall call, const std::shared_ptr<Incoming
 void PeerService::OpenWrite(rpc::ServerCall call, const protocol::OpenWriteRequest& request) {
   protocol::OpenReply reply{.size = request.size};
   if (parts_.backend.RecordUse(request.key)) return std::move(call).Reply(rpc::Encode(reply));
-  auto handle = parts_.backend.Allocate(request.size);
+  auto handle = parts_.backend.Allocate(request.size, std::nullopt, /*strict=*/false, Deadline::After(kRoomWait));
   if (!handle) return std::move(call).Fail(handle.error());
   reply.type = static_cast<int32_t>((*handle)->data.type);
   auto window = windows_.Open(call.session(), {AsMemoryRange((*handle)->data), *handle, /*writable=*/true});

@@ -14,6 +14,15 @@ std::unexpected<Status> NotFound() {
   return std::unexpected(Status(ErrorCode::OBJECT_NOT_FOUND, {}));
 }
 
+// How often somebody who waits for room looks for blocks that were only in use.
+constexpr auto kLookAgain = std::chrono::milliseconds(2);
+
+// The tier has no room; not the device that refuses (another process took its memory: letting our blocks go would not
+// be enough to trust).
+bool IsFull(const Status& status) {
+  return status.code() == ErrorCode::NO_AVAILABLE_HANDLE && status.vendor_code() == 0;
+}
+
 auto FindReplica(auto& replicas, size_t tier_index) {
   return std::find_if(replicas.begin(), replicas.end(), [&](const auto& r) { return r.tier_index == tier_index; });
 }
@@ -84,8 +93,9 @@ size_t TieredBackend::IndexOf(const CacheTier& tier) const {
 
 Result<AllocationHandle> TieredBackend::AllocateOn(size_t tier_index, size_t size) {
   const auto& tier = slots_[tier_index]->tier;
-  if (size == 0) return std::make_shared<const AllocationEntry>(tier, DataSource{nullptr, tier->info().type});
-  return std::make_shared<const AllocationEntry>(tier, MC_TRY(tier->Allocate(size)));
+  DataSource data{nullptr, tier->info().type};
+  if (size > 0) data = MC_TRY(tier->Allocate(size));
+  return std::make_shared<const AllocationEntry>(tier, std::move(data), room_);
 }
 
 Result<AllocationHandle> TieredBackend::AllocateEvicting(size_t tier_index, size_t size) {
@@ -93,37 +103,81 @@ Result<AllocationHandle> TieredBackend::AllocateEvicting(size_t tier_index, size
   // sense.
   for (;;) {
     auto handle = AllocateOn(tier_index, size);
-    if (handle || handle.error().code() != ErrorCode::NO_AVAILABLE_HANDLE) return handle;
-    // The device itself is out of memory (another process took it): letting our blocks go would not be enough to trust.
-    const bool device_refused = handle.error().vendor_code() != 0;
-    if (device_refused || TierAt(tier_index).info().capacity < size) return handle;
+    if (handle || !IsFull(handle.error()) || TierAt(tier_index).info().capacity < size) return handle;
     if (!scheduler_->OnAllocationFailure(tier_index, size)) return handle;
   }
 }
 
-Result<AllocationHandle> TieredBackend::Allocate(size_t size, std::optional<Uuid> preferred_tier, bool strict) {
-  MC_TRY(CheckRunning());
-  std::optional<size_t> preferred;
-  if (preferred_tier) preferred = MC_TRY(IndexOf(*preferred_tier));
-  if (size == 0) return AllocateOn(preferred.value_or(0), 0);
-  std::optional<Status> hard_error;
-  std::string reasons;
-  const auto attempt = [&](size_t tier_index) -> std::optional<AllocationHandle> {
+// Null when no candidate has room; `refusal` says why.
+AllocationHandle TieredBackend::TryCandidates(const Candidates& candidates, size_t size, Refusal& refusal) {
+  const auto attempt = [&](size_t tier_index) -> AllocationHandle {
     auto handle = AllocateEvicting(tier_index, size);
     if (handle) return std::move(*handle);
-    if (handle.error().code() != ErrorCode::NO_AVAILABLE_HANDLE && !hard_error) hard_error = handle.error();
-    reasons += (reasons.empty() ? "" : "; ") + handle.error().message();
-    return std::nullopt;
+    const Status& error = handle.error();
+    if (error.code() != ErrorCode::NO_AVAILABLE_HANDLE && !refusal.hard_error) refusal.hard_error = error;
+    if (IsFull(error) && TierAt(tier_index).info().capacity >= size) refusal.may_change = true;
+    refusal.reasons += (refusal.reasons.empty() ? "" : "; ") + error.message();
+    return nullptr;
   };
-  if (preferred) {
-    if (auto handle = attempt(*preferred)) return std::move(*handle);
+  if (candidates.preferred) {
+    if (auto handle = attempt(*candidates.preferred)) return handle;
+    if (candidates.strict) return nullptr;
   }
-  for (size_t i = 0; i < slots_.size() && !(strict && preferred); ++i) {
-    if (preferred == i) continue;
-    if (auto handle = attempt(i)) return std::move(*handle);
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (candidates.preferred == i) continue;
+    if (auto handle = attempt(i)) return handle;
   }
-  if (hard_error) return std::unexpected(*hard_error);
-  return Error(ErrorCode::NO_AVAILABLE_HANDLE, "no room for {} B: {}", size, reasons);
+  return nullptr;
+}
+
+Result<AllocationHandle> TieredBackend::Allocate(size_t size, std::optional<Uuid> preferred_tier, bool strict,
+                                                 std::optional<Deadline> wait_until) {
+  MC_TRY(CheckRunning());
+  Candidates candidates{.strict = strict};
+  if (preferred_tier) candidates.preferred = MC_TRY(IndexOf(*preferred_tier));
+  if (size == 0) return AllocateOn(candidates.preferred.value_or(0), 0);
+  Refusal refusal;
+  if (auto handle = TryCandidates(candidates, size, refusal)) return handle;
+  if (wait_until && refusal.may_change && !refusal.hard_error) {
+    RoomSignal::Waiter waiter(*room_);
+    do {
+      refusal = {};
+      if (auto handle = TryCandidates(candidates, size, refusal)) return handle;
+      MC_TRY(CheckRunning());
+      // A reader that lets go of a block makes no sound, hence the look again.
+      waiter.Wait(std::min(Deadline::After(kLookAgain), *wait_until,
+                           [](const Deadline& a, const Deadline& b) { return a.time() < b.time(); }));
+    } while (!wait_until->Passed());
+  }
+  if (refusal.hard_error) return std::unexpected(*refusal.hard_error);
+  return Error(ErrorCode::NO_AVAILABLE_HANDLE, "no room for {} B: {}. {}", size, refusal.reasons, UseText(candidates));
+}
+
+// Of each candidate: what could leave and what is held by somebody now.
+std::string TieredBackend::UseText(const Candidates& candidates) const {
+  struct Use {
+    size_t evictable = 0, held = 0;
+  };
+  std::vector<Use> uses(slots_.size());
+  for (const Shard& shard : shards_) {
+    std::shared_lock lock(shard.mutex);
+    for (const auto& [key, entry] : shard.entries) {
+      for (const auto& replica : entry->replicas) {
+        Use& use = uses[replica.tier_index];
+        (replica.handle.use_count() == 1 ? use.evictable : use.held) += replica.handle->data.size();
+      }
+    }
+  }
+  std::string text;
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (candidates.strict && candidates.preferred && candidates.preferred != i) continue;
+    const CacheTier& tier = TierAt(i);
+    const size_t used = std::min(tier.usage(), tier.info().capacity);
+    text += fmt::format("{}{}: {} B free, {} B could be evicted, {} B are being read, {} B in all are used",
+                        text.empty() ? "" : "; ", tier.info().name, tier.info().capacity - used, uses[i].evictable,
+                        uses[i].held, used);
+  }
+  return text;
 }
 
 Result<void> TieredBackend::Write(const DataSource& source, const AllocationHandle& handle) const {
@@ -186,6 +240,7 @@ Result<uint64_t> TieredBackend::Commit(std::string_view key, AllocationHandle ha
     version = entry->version;
   }
   scheduler_->OnPlaced(tier_index, entry);
+  room_->Notify();  // a block that was being written may leave from now on
   Changed(key);
   return version;
 }

@@ -11,6 +11,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "common/clock.h"
 #include "common/status.h"
 #include "common/uuid.h"
 #include "tiered_cache/cache_tier.h"
@@ -68,10 +69,11 @@ class TieredBackend {
   TieredBackend& operator=(const TieredBackend&) = delete;
 
   // A block of `size` bytes. Tried in order: the preferred tier if given, then (unless strict) the others by priority;
-  // a full tier lets least recently used blocks go first. size 0 yields a handle without memory: an empty value is a
-  // value. NO_AVAILABLE_HANDLE when no tier can hold it; TIER_NOT_FOUND for an unknown preferred tier.
-  Result<AllocationHandle> Allocate(size_t size, std::optional<Uuid> preferred_tier = std::nullopt,
-                                    bool strict = false);
+  // a full tier lets least recently used blocks go first. Where all that could go is in use right now, waits for room
+  // until `wait_until`. size 0 yields a handle without memory: an empty value is a value. NO_AVAILABLE_HANDLE with the
+  // numbers of every tier when none can hold it; TIER_NOT_FOUND for an unknown preferred tier.
+  Result<AllocationHandle> Allocate(size_t size, std::optional<Uuid> preferred_tier = std::nullopt, bool strict = false,
+                                    std::optional<Deadline> wait_until = std::nullopt);
   // Copies source into the handle's block.
   Result<void> Write(const DataSource& source, const AllocationHandle& handle) const;
   // Makes the block the key's content and returns the version. Without expected_version it replaces whatever the key
@@ -126,12 +128,25 @@ class TieredBackend {
     std::unordered_map<std::string_view, EntryPtr> entries;  // the key is a view of the entry's own
   };
   using Released = std::vector<AllocationHandle>;  // handles to let die after the lock is gone
+  // Where Allocate looks, in this order; with `strict` only on the preferred tier.
+  struct Candidates {
+    std::optional<size_t> preferred;
+    bool strict = false;
+  };
+  // One pass over the candidates that found nothing.
+  struct Refusal {
+    std::optional<Status> hard_error;  // the first that is not about room
+    std::string reasons;               // one per tier
+    bool may_change = false;           // some tier is only full at the moment
+  };
 
   TieredBackend(std::vector<std::shared_ptr<CacheTier>> tiers, DataCopier copier, Options options);
   Shard& ShardOf(std::string_view key) const;
   Result<size_t> IndexOf(Uuid tier) const;
   size_t IndexOf(const CacheTier& tier) const;
   Result<AllocationHandle> AllocateEvicting(size_t tier_index, size_t size);
+  AllocationHandle TryCandidates(const Candidates& candidates, size_t size, Refusal& refusal);
+  std::string UseText(const Candidates& candidates) const;
   Result<void> CheckRunning() const;
   void Touch(MetadataEntry& entry) const { entry.last_access.store(tick_.fetch_add(1) + 1, std::memory_order_relaxed); }
   // Both under the shard's lock.
@@ -146,6 +161,7 @@ class TieredBackend {
   std::vector<std::unique_ptr<TierSlot>> slots_;  // by priority
   mutable std::vector<Shard> shards_;
   std::unique_ptr<Scheduler> scheduler_;
+  const std::shared_ptr<RoomSignal> room_ = std::make_shared<RoomSignal>();
   mutable std::atomic<uint64_t> tick_{0};  // logical time of accesses
   std::atomic<uint64_t> next_version_{1};
   std::atomic<bool> stopped_{false};
