@@ -46,7 +46,7 @@ DEFINE_string(p2p_transfer_direction_mode, "reverse", "reverse or forward: accep
 DEFINE_int32(p2p_key_lease_duration_ms, 0, "accepted, without meaning here: reads hold references, not leases");
 DEFINE_int32(p2p_key_lease_scan_interval_ms, 0, "accepted, without meaning here");
 DEFINE_int32(http_port, 9003,
-             "HTTP port (/health, /metrics, /get_key_count); when the default is taken the next free one is used");
+             "HTTP port (/health, /metrics, /tiers, /get_key_count); when the default is taken the next free one is used");
 DEFINE_bool(enable_http_server, true, "serve HTTP");
 DEFINE_string(runtime_config, "", "accepted, without meaning yet");
 DEFINE_bool(enable_client_metric_collection, true, "accepted, always on");
