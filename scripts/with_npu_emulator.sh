@@ -4,12 +4,16 @@ set -euo pipefail
 
 usage() {
   cat <<'HELP'
-usage: with_npu_emulator.sh [--build DIR] COMMAND [ARGUMENT...]
+usage: with_npu_emulator.sh [--build DIR] [--profile X] COMMAND [ARGUMENT...]
 
 Runs COMMAND with libascendcl.so and libacl_rt.so of the emulator first on LD_LIBRARY_PATH.
   --build DIR   the build directory (default: build/release of this tree)
+  --profile X   behave as that CANN release, with its functions only: 8.0, 8.1, 8.5, 9.0, 9.1, master
+                (default: strictest, every function and the rules of all releases together)
 
 Environment (docs/emulator.md explains each):
+  ACLEMU_PROFILE=strictest             other rules than those of the chosen libraries (never of an older release)
+  ACLEMU_SOC=a2|a3|310p|310b|910|950   the chip: its name, padding of allocations, limits
   ACLEMU_DEVICES=2                     number of devices, 1 to 64
   ACLEMU_HBM=1G                        memory of each device (bytes, or with K, M, G, T)
   ACLEMU_KEEP=256M                     freed device memory that stays resident; more goes back to the system
@@ -25,6 +29,7 @@ Environment (docs/emulator.md explains each):
 HELP
 }
 
+profile="strictest"
 build="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)/build/release"
 while [[ $# -gt 0 ]]; do
   case "$1" in
@@ -32,6 +37,11 @@ while [[ $# -gt 0 ]]; do
     --build)
       [[ $# -ge 2 ]] || { usage >&2; exit 2; }
       build="$2"
+      shift 2
+      ;;
+    --profile)
+      [[ $# -ge 2 ]] || { usage >&2; exit 2; }
+      profile="$2"
       shift 2
       ;;
     --) shift; break ;;
@@ -42,8 +52,14 @@ done
 [[ $# -gt 0 ]] || { usage >&2; exit 2; }
 
 libraries="$build/emulator/lib64"
-if [[ ! -e "$libraries/libascendcl.so" || ! -e "$libraries/libacl_rt.so" ]]; then
-  echo "with_npu_emulator.sh: no emulator in $libraries (build the targets ascendcl and acl_rt)" >&2
+case "$profile" in
+  strictest) ;;
+  8.0 | 8.1 | 8.5 | 9.0 | 9.1 | master) libraries="$libraries-$profile" ;;
+  *) echo "with_npu_emulator.sh: unknown profile $profile" >&2; usage >&2; exit 2 ;;
+esac
+# Before 8.5 there is no libacl_rt.so.
+if [[ ! -e "$libraries/libascendcl.so" ]]; then
+  echo "with_npu_emulator.sh: no emulator in $libraries (build the targets ascendcl, acl_rt, aclemu_profiles)" >&2
   exit 2
 fi
 libraries="$(cd "$libraries" && pwd)"

@@ -15,9 +15,7 @@ namespace aclemu {
 namespace {
 
 [[noreturn]] void Die(const std::string& what) {
-  fprintf(stderr, "aclemu: %s\n", what.c_str());
-  fflush(nullptr);
-  _exit(kBadConfigExit);
+  RefuseConfig(what);
 }
 
 uint64_t ParseBytes(const std::string& name, const std::string& text) {
@@ -120,6 +118,17 @@ constexpr Knob kKnobs[] = {
     {"ACLEMU_PAGEABLE",
      [](Config& c, const std::string& n, const std::string& t) {
        c.pageable_sync = ParseChoice<bool>(n, t, {{"refuse", false}, {"sync", true}});
+       c.pageable_chosen = true;
+     }},
+    {"ACLEMU_PROFILE",
+     [](Config& c, const std::string& n, const std::string& t) {
+       c.release = FindRelease(t);
+       if (c.release == nullptr) Die(n + "=" + t + " must be " + ReleaseNames());
+     }},
+    {"ACLEMU_SOC",
+     [](Config& c, const std::string& n, const std::string& t) {
+       c.soc = FindSoc(t);
+       if (c.soc == nullptr) Die(n + "=" + t + " must be " + SocNames());
      }},
     {"ACLEMU_POISON", [](Config& c, const std::string& n, const std::string& t) { c.poison = ParseBool(n, t); }},
     {"ACLEMU_LEAK_FATAL",
@@ -136,6 +145,20 @@ void RefuseUnknown(const std::string& name) {
   Die("unknown knob " + name + " (nearest: " + nearest + ")");
 }
 
+// What the knobs left open. The libraries decide which functions a program finds, so they must not be of a later
+// release than the rules.
+void Complete(Config* config) {
+  const ReleaseTraits& facade = FacadeRelease();
+  if (config->release == nullptr) config->release = &facade;
+  const std::string name = config->release->name;
+  if (config->release->number < facade.number) {
+    Die("ACLEMU_PROFILE=" + name + " needs the libraries of lib64-" + name + ", but those of " + facade.name +
+        " were loaded (with_npu_emulator.sh --profile " + name + ")");
+  }
+  if (config->soc == nullptr) config->soc = FindSoc("a2");
+  if (!config->pageable_chosen) config->pageable_sync = config->release->pageable_sync;
+}
+
 Config Parse() {
   Config config;
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
@@ -147,10 +170,17 @@ Config Parse() {
     if (known == std::end(kKnobs)) RefuseUnknown(name);
     known->apply(config, name, text);
   }
+  Complete(&config);
   return config;
 }
 
 }  // namespace
+
+void RefuseConfig(const std::string& what) {
+  fprintf(stderr, "aclemu: %s\n", what.c_str());
+  fflush(nullptr);
+  _exit(kBadConfigExit);
+}
 
 const Config& Settings() {
   static const Config* const config = new Config(Parse());

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <string>
 
+#include "core/profile.h"
+
 namespace aclemu {
 
 constexpr int kLeakExit = 23;
@@ -13,7 +15,6 @@ enum class Sched { kEager, kLazy };
 enum class OnViolation { kReturn, kAbort, kLog };
 enum class HostMem { kAuto, kPlain, kSecret };
 
-// Rules are those of the strictest intersection of all releases. Profiles of single releases become fields here.
 struct Config {
   uint32_t devices = 2;
   uint64_t hbm_bytes = 1ULL << 30;   // per device, rounded down to 2 MiB
@@ -22,12 +23,18 @@ struct Config {
   OnViolation on_violation = OnViolation::kReturn;
   HostMem host_mem = HostMem::kAuto;
   bool poison = true;
-  bool pageable_sync = false;  // asynchronous copies of pageable memory as in 8.5 instead of refused
+  bool pageable_sync = false;    // asynchronous copies of pageable memory as in 8.5 instead of refused
+  bool pageable_chosen = false;  // by its own knob; else the release decides
+  const ReleaseTraits* release = nullptr;
+  const SocTraits* soc = nullptr;
   bool leak_fatal = false;
   std::string report;  // "", "stderr" or a path
   std::string fault;
 };
 
 const Config& Settings();
+
+// A wrong knob: says so and ends the process.
+[[noreturn]] void RefuseConfig(const std::string& what);
 
 }  // namespace aclemu

@@ -75,7 +75,7 @@ std::shared_ptr<Context> Runtime::NewContext(int id, bool primary) {
   context->handle = NewHandle();
   context->device = id;
   context->primary = primary;
-  context->default_stream = std::make_shared<Stream>(id, context->handle);
+  context->default_stream = std::make_shared<Stream>(id, context->handle, context->failure);
   contexts.Add(context->handle, context);
   return context;
 }

@@ -17,7 +17,6 @@
 
 namespace aclemu {
 
-constexpr uint64_t kMaxStreams = 1984;  // per device
 constexpr uint64_t kMaxEvents = 65536;  // per device
 
 struct Context {
@@ -25,6 +24,7 @@ struct Context {
   int device;
   bool primary;
   std::atomic<bool> alive{true};
+  std::shared_ptr<FailureState> failure = std::make_shared<FailureState>();
   std::shared_ptr<Stream> default_stream;
 };
 
@@ -34,7 +34,8 @@ struct Device {
   std::shared_ptr<Context> primary;
   std::unique_ptr<DevicePool> pool;
   std::atomic<uint64_t> streams{0}, events{0};
-  std::atomic<uint64_t> peers{0};  // bit d: access to device d was enabled from here
+  std::atomic<int32_t> next_stream_id{1};  // 0: the default streams
+  std::atomic<uint64_t> peers{0};          // bit d: access to device d was enabled from here
 };
 
 struct ThreadState {

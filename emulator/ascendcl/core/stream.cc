@@ -102,9 +102,10 @@ Stream::~Stream() {
 }
 
 bool Stream::Submit(Task task) {
+  const size_t depth = Settings().soc->stream_depth;
   Lock lock(mu_);
-  if (queue_.size() >= kStreamDepth) Bump(Stats().submits_blocked);
-  while (queue_.size() >= kStreamDepth && !closed_) {
+  if (queue_.size() >= depth) Bump(Stats().submits_blocked);
+  while (queue_.size() >= depth && !closed_) {
     if (Lazy() && !busy_) {
       RunFront(lock, kForever, nullptr);
     } else {
@@ -136,6 +137,16 @@ void Stream::Work() {
   }
 }
 
+bool Stream::RunWait(Task& task, Deadline deadline, const Stop* stop, aclError* code) {
+  if (task.wait_limit.count() > 0 && task.wait_end == kForever) task.wait_end = Clock::now() + task.wait_limit;
+  Deadline until = std::min(deadline, task.wait_end);
+  if (task.record == nullptr) task.record = task.event->AwaitRecord(until, stop);
+  if (task.record != nullptr && Await(task.record, until, stop) == Waited::kDone) return true;
+  if (stop->IsSet() || Clock::now() < task.wait_end) return false;
+  *code = ACL_ERROR_RT_WAIT_TIMEOUT;
+  return true;
+}
+
 bool Stream::RunFront(Lock& lock, Deadline deadline, const Stop* outer) {
   Stop stop{&interrupt_, outer};
   Task task = std::move(queue_.front());
@@ -145,7 +156,12 @@ bool Stream::RunFront(Lock& lock, Deadline deadline, const Stop* outer) {
   lock.unlock();
   aclError code = ACL_SUCCESS;
   bool gave_up = false;
+  if (failure_->stops.load()) code = failure_->error.load();
+  // Of a stopped stream only the records go on, so that nobody waits for them for ever.
+  if (code != ACL_SUCCESS && task.kind != Task::Kind::kRecord) task.kind = Task::Kind::kNone;
   switch (task.kind) {
+    case Task::Kind::kNone:
+      break;
     case Task::Kind::kCopy:
       code = RunCopy(task);
       break;
@@ -153,14 +169,16 @@ bool Stream::RunFront(Lock& lock, Deadline deadline, const Stop* outer) {
       SetBytes(task.dst, task.value, task.bytes);
       break;
     case Task::Kind::kRecord:
-      Finish(task.record, ACL_SUCCESS);
+      Finish(task.record, code);
       break;
     case Task::Kind::kReset:
       task.event->Reset(task.record);
       break;
     case Task::Kind::kWait:
-      if (task.record == nullptr) task.record = task.event->AwaitRecord(deadline, &stop);
-      gave_up = task.record == nullptr || Await(task.record, deadline, &stop) != Waited::kDone;
+      gave_up = !RunWait(task, deadline, &stop, &code);
+      break;
+    case Task::Kind::kCall:
+      gave_up = !task.call(deadline, &stop);
       break;
   }
   // What the task used is free before anybody can learn that the task is done.
@@ -175,7 +193,10 @@ bool Stream::RunFront(Lock& lock, Deadline deadline, const Stop* outer) {
     queue_.push_front(std::move(task));
   } else {
     ++completed_;
-    if (code != ACL_SUCCESS && !aborted) error_ = code;
+    if (code != ACL_SUCCESS && !aborted) {
+      error_ = code;
+      if (failure_->stops.load()) failure_->error.store(code);
+    }
   }
   changed_.notify_all();
   return !gave_up || aborted;
@@ -205,6 +226,7 @@ aclError Stream::Synchronize(Deadline deadline) {
   Waited waited = WaitFor(target, deadline, nullptr);
   if (waited == Waited::kTimeout) return Fail(ACL_ERROR_RT_STREAM_SYNC_TIMEOUT, "the stream still has work");
   if (waited == Waited::kStopped) return Fail(ACL_ERROR_RT_STREAM_ABORT, "the stream was aborted");
+  if (failure_->stops.load() && failure_->error.load() != ACL_SUCCESS) return failure_->error.load();
   std::lock_guard lock(mu_);
   return std::exchange(error_, ACL_SUCCESS);
 }

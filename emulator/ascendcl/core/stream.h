@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -18,9 +19,6 @@ namespace aclemu {
 using Clock = std::chrono::steady_clock;
 using Deadline = Clock::time_point;
 constexpr Deadline kForever = Deadline::max();
-
-// Tasks that fit a stream; one more makes the caller wait.
-constexpr size_t kStreamDepth = 2013;
 
 class Stream;
 
@@ -67,25 +65,43 @@ class Event {
 enum class Waited { kDone, kTimeout, kStopped };
 Waited Await(const std::shared_ptr<Record>& record, Deadline deadline, const Stop* stop);
 
+// Shared by the streams of one context. In stop mode the first failure ends them all.
+struct FailureState {
+  std::atomic<bool> stops{false};
+  std::atomic<aclError> error{ACL_SUCCESS};
+};
+
+struct StreamTraits {
+  int32_t id = 0;
+  uint32_t priority = 0;
+  uint32_t flags = 0;
+};
+
 struct Task {
-  enum class Kind { kCopy, kSet, kRecord, kWait, kReset };
+  enum class Kind { kCopy, kSet, kRecord, kWait, kReset, kCall, kNone };
   Kind kind;
   Place dst, src;  // copy; set uses dst
   uint64_t bytes = 0;
   uint8_t value = 0;
   InFlight dst_use, src_use;
-  std::shared_ptr<Event> event;    // wait for an event not yet recorded, reset
-  std::shared_ptr<Record> record;  // record, wait, reset
+  std::shared_ptr<Event> event;        // wait for an event not yet recorded, reset
+  std::shared_ptr<Record> record;      // record, wait, reset
+  std::chrono::seconds wait_limit{0};  // wait: 0 is for ever, else counted from its first run
+  Deadline wait_end = kForever;
+  // call: host code. False when it gave up waiting; it is called again then. Waits on Event::changed() if at all.
+  std::function<bool(Deadline, const Stop*)> call;
 };
 
 // A bounded queue run in order: by its own thread (eager) or by whoever needs the result (lazy). Thread safe.
 class Stream : public std::enable_shared_from_this<Stream> {
  public:
-  Stream(int on_device, uint64_t of_context) : device(on_device), context(of_context) {}
+  Stream(int on_device, uint64_t of_context, std::shared_ptr<FailureState> failure, StreamTraits with_traits = {})
+      : device(on_device), context(of_context), traits(with_traits), failure_(std::move(failure)) {}
   ~Stream();
 
   const int device;
   const uint64_t context;  // handle of the context it belongs to
+  const StreamTraits traits;
 
   // Blocks while the queue is full. False when the stream was closed; the task is dropped then.
   bool Submit(Task task);
@@ -107,8 +123,11 @@ class Stream : public std::enable_shared_from_this<Stream> {
 
   // Runs the front task. False when it had to give up waiting; the task is at the front again then.
   bool RunFront(Lock& lock, Deadline deadline, const Stop* stop);
+  static bool RunWait(Task& task, Deadline deadline, const Stop* stop, aclError* code);
   void DropPending(Lock& lock);
   void Work();
+
+  const std::shared_ptr<FailureState> failure_;
 
   std::mutex mu_;
   std::condition_variable changed_;

@@ -138,6 +138,9 @@ bool IsMapped(uintptr_t begin, uint64_t bytes) {
 }
 
 aclError RegisterHost(Runtime& runtime, void* ptr, uint64_t size) {
+  if (!Settings().soc->registers_host) {
+    return Fail(ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "%s registers no host memory", Settings().soc->soc_name);
+  }
   auto base = reinterpret_cast<uintptr_t>(ptr);
   if (base % kPage != 0) return Fail(ACL_ERROR_RT_PARAM_INVALID, "%p is not page aligned", ptr);
   if (base + size < base || !runtime.ranges.Find(ptr).OnHost()) {
@@ -155,32 +158,43 @@ aclError RegisterHost(Runtime& runtime, void* ptr, uint64_t size) {
 aclError MemInfo(Runtime& runtime, aclrtMemAttr attr, size_t* free_bytes, size_t* total) {
   DevicePool::Room room = runtime.pool(Runtime::Current()->device).GetRoom();
   uint64_t total_huge = room.total - room.total_normal;
+  // Either kind of memory answers to its own names only, and to those without a kind.
+  const bool hbm = Settings().soc->has_hbm;
   switch (static_cast<uint32_t>(attr)) {
+    case ACL_DDR_MEM:
     case ACL_HBM_MEM:
+      if (hbm != (attr == ACL_HBM_MEM)) break;
       *free_bytes = room.free_huge + room.free_normal;
       *total = room.total;
       return ACL_SUCCESS;
+    case ACL_DDR_MEM_HUGE:
     case ACL_HBM_MEM_HUGE:
     case ACL_MEM_HUGE:
+      if (attr != ACL_MEM_HUGE && hbm != (attr == ACL_HBM_MEM_HUGE)) break;
       *free_bytes = room.free_huge;
       *total = total_huge;
       return ACL_SUCCESS;
+    case ACL_DDR_MEM_NORMAL:
     case ACL_HBM_MEM_NORMAL:
     case ACL_MEM_NORMAL:
+      if (attr != ACL_MEM_NORMAL && hbm != (attr == ACL_HBM_MEM_NORMAL)) break;
       *free_bytes = room.free_normal;
       *total = room.total_normal;
       return ACL_SUCCESS;
-    default:  // what this chip does not have
-      *free_bytes = 0;
-      *total = 0;
-      return ACL_SUCCESS;
+    default:
+      break;
   }
+  // What this chip does not have.
+  *free_bytes = 0;
+  *total = 0;
+  return ACL_SUCCESS;
 }
 
 }  // namespace
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMalloc(void** ptr, size_t size, aclrtMemMallocPolicy policy) {
-  return Call(Api::aclrtMalloc, [&](Runtime& runtime) { return Malloc(runtime, ptr, size, policy, 32); });
+  return Call(Api::aclrtMalloc,
+              [&](Runtime& runtime) { return Malloc(runtime, ptr, size, policy, Settings().soc->malloc_padding); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMallocAlign32(void** ptr, size_t size, aclrtMemMallocPolicy policy) {

@@ -91,7 +91,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclInit(const char* config) {
     if (config != nullptr && text != runtime.init_config) {
       return Fail(ACL_ERROR_INVALID_PARAM, "aclInit again with another configuration");
     }
-    runtime.init_count.fetch_add(1);
+    if (Settings().release->counts_init) runtime.init_count.fetch_add(1);
     return ACL_ERROR_REPEAT_INITIALIZE;
   });
 }
@@ -119,33 +119,6 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclFinalizeReference(uint64_t* count) {
 
 ACLEMU_ENTRY(const char*) aclemu_impl_aclGetRecentErrMsg(void) {
   return TakeMessage();
-}
-
-ACLEMU_ENTRY(aclError) aclemu_impl_aclrtGetVersion(int32_t* major, int32_t* minor, int32_t* patch) {
-  return Call(Api::aclrtGetVersion, [&](Runtime&) {
-    if (major == nullptr || minor == nullptr || patch == nullptr) return NullPointer("a version part");
-    *major = 1;
-    *minor = 13;
-    *patch = 0;
-    return ACL_SUCCESS;
-  });
-}
-
-ACLEMU_ENTRY(const char*) aclemu_impl_aclrtGetSocName(void) {
-  const char* name = nullptr;
-  Call(Api::aclrtGetSocName, [&](Runtime&) {
-    if (Runtime::Current() != nullptr) name = "Ascend910B3";
-    return ACL_SUCCESS;
-  });
-  return name;
-}
-
-ACLEMU_ENTRY(aclError) aclemu_impl_aclrtGetRunMode(aclrtRunMode* mode) {
-  return Call(Api::aclrtGetRunMode, [&](Runtime&) {
-    if (mode == nullptr) return NullPointer("mode");
-    *mode = ACL_HOST;
-    return ACL_SUCCESS;
-  });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtGetDeviceCount(uint32_t* count) {
@@ -286,6 +259,17 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtDeviceDisablePeerAccess(int32_t peer) {
     uint64_t bit = 1ULL << peer;
     uint64_t before = runtime.device(Runtime::Current()->device).peers.fetch_and(~bit);
     return (before & bit) != 0 ? ACL_SUCCESS : Fail(ACL_ERROR_RT_PARAM_INVALID, "access was not enabled");
+  });
+}
+
+ACLEMU_ENTRY(aclError) aclemu_impl_aclrtDevicePeerAccessStatus(int32_t id, int32_t peer, int32_t* status) {
+  return Call(Api::aclrtDevicePeerAccessStatus, [&](Runtime& runtime) {
+    if (status == nullptr) return NullPointer("status");
+    if (id == peer) return Fail(ACL_ERROR_INVALID_PARAM, "device %d is no peer of itself", id);
+    ACLEMU_TRY(NeedDevice(runtime, id));
+    ACLEMU_TRY(NeedDevice(runtime, peer));
+    *status = static_cast<int32_t>(runtime.device(id).peers.load() >> peer & 1);
+    return ACL_SUCCESS;
   });
 }
 

@@ -42,13 +42,15 @@ aclError CreateStream(Runtime& runtime, aclrtStream* out, uint32_t priority, uin
   ACLEMU_TRY(NeedContext());
   const Context& context = *Runtime::Current();
   Device& device = runtime.device(context.device);
-  if (device.streams.fetch_add(1) >= kMaxStreams) {
+  const uint64_t limit = Settings().soc->max_streams;
+  if (device.streams.fetch_add(1) >= limit) {
     device.streams.fetch_sub(1);
     return Fail(ACL_ERROR_RT_NO_STREAM_RESOURCE, "device %d has %llu streams", context.device,
-                static_cast<unsigned long long>(kMaxStreams));
+                static_cast<unsigned long long>(limit));
   }
   uint64_t handle = runtime.NewHandle();
-  runtime.streams.Add(handle, std::make_shared<Stream>(context.device, context.handle));
+  StreamTraits traits{device.next_stream_id.fetch_add(1), priority, flag};
+  runtime.streams.Add(handle, std::make_shared<Stream>(context.device, context.handle, context.failure, traits));
   *out = reinterpret_cast<aclrtStream>(handle);
   Bump(Stats().streams_created);
   Bump(Stats().streams_live);

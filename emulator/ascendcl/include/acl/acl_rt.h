@@ -17,6 +17,41 @@ typedef enum aclrtDeviceStatus {
   ACL_RT_DEVICE_STATUS_END = 0xFFFF
 } aclrtDeviceStatus;
 
+typedef enum aclCANNPackageName {
+  ACL_PKG_NAME_CANN = 0,
+  ACL_PKG_NAME_RUNTIME = 1,
+  ACL_PKG_NAME_COMPILER = 2,
+  ACL_PKG_NAME_HCCL = 3,
+  ACL_PKG_NAME_TOOLKIT = 4,
+  ACL_PKG_NAME_OPP = 5,
+  ACL_PKG_NAME_OPP_KERNEL = 6,
+  ACL_PKG_NAME_DRIVER = 7
+} aclCANNPackageName;
+
+#define ACL_PKG_VERSION_MAX_SIZE 128
+#define ACL_PKG_VERSION_PARTS_MAX_SIZE 64
+
+typedef struct aclCANNPackageVersion {
+  char version[ACL_PKG_VERSION_MAX_SIZE];
+  char majorVersion[ACL_PKG_VERSION_PARTS_MAX_SIZE];
+  char minorVersion[ACL_PKG_VERSION_PARTS_MAX_SIZE];
+  char releaseVersion[ACL_PKG_VERSION_PARTS_MAX_SIZE];
+  char patchVersion[ACL_PKG_VERSION_PARTS_MAX_SIZE];
+  char reserved[ACL_PKG_VERSION_MAX_SIZE];
+} aclCANNPackageVersion;
+
+/* Attributes that are known to the emulator; the values are those of CANN. */
+typedef enum aclrtDevAttr { ACL_DEV_ATTR_AICORE_CORE_NUM = 101, ACL_DEV_ATTR_TOTAL_GLOBAL_MEM_SIZE = 301 } aclrtDevAttr;
+
+/* Bits of aclrtGetDevicesTopo. */
+#define ACL_RT_DEVS_TOPOLOGY_HCCS 0x01U
+#define ACL_RT_DEVS_TOPOLOGY_PIX 0x02U
+#define ACL_RT_DEVS_TOPOLOGY_PIB 0x04U
+#define ACL_RT_DEVS_TOPOLOGY_PHB 0x08U
+#define ACL_RT_DEVS_TOPOLOGY_SYS 0x10U
+#define ACL_RT_DEVS_TOPOLOGY_SIO 0x20U
+#define ACL_RT_DEVS_TOPOLOGY_HCCS_SW 0x40U
+
 typedef enum aclrtLastErrLevel { ACL_RT_THREAD_LEVEL = 0 } aclrtLastErrLevel;
 
 typedef enum aclrtMemcpyKind {
@@ -161,6 +196,10 @@ typedef struct aclrtIpcEventHandle {
 
 /* Process and device. A thread is bound to a device by aclrtSetDevice; nearly every call needs that binding. */
 ACL_FUNC_VISIBILITY aclError aclrtGetVersion(int32_t* majorVersion, int32_t* minorVersion, int32_t* patchVersion);
+/* Version of a package ("runtime"): text of at most 128 bytes, and a number that grows with every release. */
+ACL_FUNC_VISIBILITY aclError aclsysGetVersionStr(char* pkgName, char* versionStr);
+ACL_FUNC_VISIBILITY aclError aclsysGetVersionNum(char* pkgName, int32_t* versionNum);
+ACL_FUNC_VISIBILITY aclError aclsysGetCANNVersion(aclCANNPackageName name, aclCANNPackageVersion* version);
 ACL_FUNC_VISIBILITY const char* aclrtGetSocName(void); /* NULL without a device */
 ACL_FUNC_VISIBILITY aclError aclrtGetRunMode(aclrtRunMode* runMode);
 ACL_FUNC_VISIBILITY aclError aclrtGetDeviceCount(uint32_t* count);
@@ -175,9 +214,19 @@ ACL_FUNC_VISIBILITY aclError aclrtDestroyContext(aclrtContext context);
 ACL_FUNC_VISIBILITY aclError aclrtSetCurrentContext(aclrtContext context);
 ACL_FUNC_VISIBILITY aclError aclrtGetCurrentContext(aclrtContext* context);
 ACL_FUNC_VISIBILITY aclError aclrtQueryDeviceStatus(int32_t deviceId, aclrtDeviceStatus* deviceStatus);
+ACL_FUNC_VISIBILITY aclError aclrtGetDeviceInfo(uint32_t deviceId, aclrtDevAttr attr, int64_t* value);
+ACL_FUNC_VISIBILITY aclError aclrtGetDevicesTopo(uint32_t deviceId, uint32_t otherDeviceId, uint64_t* value);
+ACL_FUNC_VISIBILITY aclError aclrtGetPrimaryCtxState(int32_t deviceId, uint32_t* flags, int32_t* active);
+ACL_FUNC_VISIBILITY aclError aclrtGetPhyDevIdByLogicDevId(const int32_t logicDevId, int32_t* const phyDevId);
+ACL_FUNC_VISIBILITY aclError aclrtGetLogicDevIdByPhyDevId(const int32_t phyDevId, int32_t* const logicDevId);
+ACL_FUNC_VISIBILITY aclError aclrtGetLogicDevIdByUserDevId(const int32_t userDevId, int32_t* const logicDevId);
+ACL_FUNC_VISIBILITY aclError aclrtGetUserDevIdByLogicDevId(const int32_t logicDevId, int32_t* const userDevId);
+/* The process id the driver knows this process by. */
+ACL_FUNC_VISIBILITY aclError aclrtDeviceGetBareTgid(int32_t* pid);
 ACL_FUNC_VISIBILITY aclError aclrtDeviceCanAccessPeer(int32_t* canAccessPeer, int32_t deviceId, int32_t peerDeviceId);
 ACL_FUNC_VISIBILITY aclError aclrtDeviceEnablePeerAccess(int32_t peerDeviceId, uint32_t flags);
 ACL_FUNC_VISIBILITY aclError aclrtDeviceDisablePeerAccess(int32_t peerDeviceId);
+ACL_FUNC_VISIBILITY aclError aclrtDevicePeerAccessStatus(int32_t deviceId, int32_t peerDeviceId, int32_t* status);
 ACL_FUNC_VISIBILITY aclError aclrtPeekAtLastError(aclrtLastErrLevel level);
 ACL_FUNC_VISIBILITY aclError aclrtGetLastError(aclrtLastErrLevel level);
 
@@ -199,6 +248,27 @@ ACL_FUNC_VISIBILITY aclError aclrtMemcpyAsync(void* dst, size_t destMax, const v
 ACL_FUNC_VISIBILITY aclError aclrtMemset(void* devPtr, size_t maxCount, int32_t value, size_t count);
 ACL_FUNC_VISIBILITY aclError aclrtMemsetAsync(void* devPtr, size_t maxCount, int32_t value, size_t count,
                                               aclrtStream stream);
+
+/* Two-dimensional copies: height rows of width bytes, each pitch bytes after the one before; never host to host. */
+ACL_FUNC_VISIBILITY aclError aclrtMemcpy2d(void* dst, size_t dpitch, const void* src, size_t spitch, size_t width,
+                                           size_t height, aclrtMemcpyKind kind);
+ACL_FUNC_VISIBILITY aclError aclrtMemcpy2dAsync(void* dst, size_t dpitch, const void* src, size_t spitch, size_t width,
+                                                size_t height, aclrtMemcpyKind kind, aclrtStream stream);
+/* Batches: at most 4096 entries, all host to device or all device to host, copied in any order. attrs[k] describes the
+ * entries from attrsIndexes[k] (the first is 0) up to the next index. On failure *failIndex is the entry to blame, or
+ * SIZE_MAX. */
+ACL_FUNC_VISIBILITY aclError aclrtMemcpyBatch(void** dsts, size_t* destMaxs, void** srcs, size_t* sizes,
+                                              size_t numBatches, aclrtMemcpyBatchAttr* attrs, size_t* attrsIndexes,
+                                              size_t numAttrs, size_t* failIndex);
+ACL_FUNC_VISIBILITY aclError aclrtMemcpyBatchAsync(void** dsts, size_t* destMaxs, void** srcs, size_t* sizes,
+                                                   size_t numBatches, aclrtMemcpyBatchAttr* attrs, size_t* attrsIndexes,
+                                                   size_t numAttrs, size_t* failIndex, aclrtStream stream);
+ACL_FUNC_VISIBILITY aclError aclrtMemcpyBatchV2(void** dsts, size_t* destMaxs, void** srcs, size_t* sizes,
+                                                size_t numBatches, aclrtMemcpyBatchAttr* attrs, size_t* attrsIndexes,
+                                                size_t numAttrs);
+ACL_FUNC_VISIBILITY aclError aclrtMemcpyBatchAsyncV2(void** dsts, size_t* destMaxs, void** srcs, size_t* sizes,
+                                                     size_t numBatches, aclrtMemcpyBatchAttr* attrs,
+                                                     size_t* attrsIndexes, size_t numAttrs, aclrtStream stream);
 
 /* Streams. NULL means the default stream of the current context. Timeouts are milliseconds, -1 waits for ever. */
 ACL_FUNC_VISIBILITY aclError aclrtCreateStream(aclrtStream* stream);
