@@ -212,6 +212,7 @@ void SharedDevice::OpenShared(const std::string& dir) {
     SweepLocked();
     ClaimOwner();
   }
+  flock(fd, LOCK_UN);  // the mapping keeps the file open
   close(fd);
 }
 
