@@ -135,6 +135,13 @@ constexpr Knob kKnobs[] = {
      [](Config& c, const std::string& n, const std::string& t) { c.leak_fatal = ParseBool(n, t); }},
     {"ACLEMU_REPORT", [](Config& c, const std::string&, const std::string& t) { c.report = t; }},
     {"ACLEMU_FAULT", [](Config& c, const std::string&, const std::string& t) { c.fault = t; }},
+    {"ACLEMU_DIR", [](Config& c, const std::string&, const std::string& t) { c.dir = t; }},
+    {"ACLEMU_HBM_RESERVED",
+     [](Config& c, const std::string& n, const std::string& t) {
+       c.hbm_reserved = (ParseBytes(n, t) + (2u << 20) - 1) >> 21 << 21;
+     }},
+    {"ACLEMU_CACHE", [](Config& c, const std::string& n, const std::string& t) { c.cache = ParseBool(n, t); }},
+    {"ACLEMU_SEGV", [](Config& c, const std::string& n, const std::string& t) { c.segv = ParseBool(n, t); }},
 };
 
 void RefuseUnknown(const std::string& name) {
@@ -171,6 +178,7 @@ Config Parse() {
     known->apply(config, name, text);
   }
   Complete(&config);
+  if (config.hbm_reserved > config.hbm_bytes) Die("ACLEMU_HBM_RESERVED is more than ACLEMU_HBM");
   return config;
 }
 

@@ -30,6 +30,10 @@ struct Config {
   bool leak_fatal = false;
   std::string report;  // "", "stderr" or a path
   std::string fault;
+  std::string dir;            // where processes share devices; "": this process alone
+  uint64_t hbm_reserved = 0;  // of each device, kept by the system, rounded up to 2 MiB
+  bool cache = false;         // small blocks come from a cache of the process, as from the real driver
+  bool segv = true;           // explain a host access to device memory before dying of it
 };
 
 const Config& Settings();

@@ -3,32 +3,12 @@
 
 #include <pthread.h>
 
-#include <cstdlib>
-
 #include "core/report.h"
 
 namespace aclemu {
 namespace {
 
 std::atomic<bool> started{false};
-
-// ASCEND_RT_VISIBLE_DEVICES=1,3: ascending ids, read up to the first bad entry. Ids seen by the program are positions
-// in this list; as devices are alike and only of this process, only their number matters.
-uint32_t VisibleDevices(uint32_t devices) {
-  const char* text = getenv("ASCEND_RT_VISIBLE_DEVICES");
-  if (text == nullptr) return devices;
-  uint32_t count = 0;
-  long last = -1;
-  while (true) {
-    char* end = nullptr;
-    long id = strtol(text, &end, 10);
-    if (end == text || id <= last || id >= static_cast<long>(devices) || (*end != ',' && *end != '\0')) return count;
-    last = id;
-    ++count;
-    if (*end == '\0') return count;
-    text = end + 1;
-  }
-}
 
 }  // namespace
 
@@ -41,7 +21,7 @@ bool Runtime::Started() {
   return started.load();
 }
 
-Runtime::Runtime() : visible_devices_(VisibleDevices(Settings().devices)), devices_(Settings().devices) {
+Runtime::Runtime() : visible_devices_(static_cast<uint32_t>(VisibleDevices().size())), devices_(Settings().devices) {
   Stats();
   started = true;
   pthread_atfork(nullptr, nullptr, &Runtime::AfterForkInChild);
@@ -54,7 +34,7 @@ void Runtime::AfterForkInChild() {
 DevicePool& Runtime::pool(int id) {
   Device& d = device(id);
   std::lock_guard lock(d.mu);
-  if (d.pool == nullptr) d.pool = std::make_unique<DevicePool>(Settings().hbm_bytes, Settings().keep_bytes);
+  if (d.pool == nullptr) d.pool = std::make_unique<DevicePool>(shared(id));
   return *d.pool;
 }
 
@@ -87,7 +67,7 @@ void Runtime::EndContext(const std::shared_ptr<Context>& context) {
   for (auto& [handle, stream] : streams.Select([&](const Stream& s) { return s.context == context->handle; })) {
     if (streams.Remove(reinterpret_cast<void*>(handle)) == nullptr) continue;
     stream->Close(true);
-    device(stream->device).streams.fetch_sub(1);
+    shared(stream->device).GiveStream();
     Stats().streams_live.fetch_sub(1);
   }
   context->default_stream->Close(true);
@@ -99,7 +79,7 @@ void Runtime::EndDevice(int id, uint64_t handle_limit) {
   }
   for (auto& [handle, event] : events.Select([&](const Event& e) { return e.device == id; })) {
     if (handle >= handle_limit || events.Remove(reinterpret_cast<void*>(handle)) == nullptr) continue;
-    device(id).events.fetch_sub(1);
+    shared(id).GiveEvent();
     Stats().events_live.fetch_sub(1);
   }
   // Dropping the blocks gives their storage back.

@@ -13,11 +13,10 @@
 #include "core/config.h"
 #include "core/pool.h"
 #include "core/ranges.h"
+#include "core/shared_device.h"
 #include "core/stream.h"
 
 namespace aclemu {
-
-constexpr uint64_t kMaxEvents = 65536;  // per device
 
 struct Context {
   uint64_t handle;
@@ -33,9 +32,8 @@ struct Device {
   uint64_t set_count = 0;
   std::shared_ptr<Context> primary;
   std::unique_ptr<DevicePool> pool;
-  std::atomic<uint64_t> streams{0}, events{0};
   std::atomic<int32_t> next_stream_id{1};  // 0: the default streams
-  std::atomic<uint64_t> peers{0};          // bit d: access to device d was enabled from here
+  std::atomic<uint64_t> peers{0};  // bit d: access to device d was enabled from here
 };
 
 struct ThreadState {
@@ -98,6 +96,7 @@ class Runtime {
   bool ValidDevice(int64_t id) const { return id >= 0 && id < visible_devices_; }
   Device& device(int id) { return devices_[static_cast<size_t>(id)]; }
   DevicePool& pool(int id);
+  SharedDevice& shared(int id) { return SharedDevice::Of(id); }
 
   static ThreadState& Thread();
   // The context of the calling thread; null if it has none or it is gone.

@@ -43,8 +43,7 @@ aclError CreateStream(Runtime& runtime, aclrtStream* out, uint32_t priority, uin
   const Context& context = *Runtime::Current();
   Device& device = runtime.device(context.device);
   const uint64_t limit = Settings().soc->max_streams;
-  if (device.streams.fetch_add(1) >= limit) {
-    device.streams.fetch_sub(1);
+  if (!runtime.shared(context.device).TakeStream(limit)) {
     return Fail(ACL_ERROR_RT_NO_STREAM_RESOURCE, "device %d has %llu streams", context.device,
                 static_cast<unsigned long long>(limit));
   }
@@ -64,7 +63,7 @@ aclError DestroyStream(Runtime& runtime, aclrtStream handle, bool drain) {
   // Of two threads that destroy the same stream, one wins.
   if (runtime.streams.Remove(handle) == nullptr) return Fail(ACL_ERROR_RT_PARAM_INVALID, "no such stream (destroyed?)");
   stream->Close(drain);
-  runtime.device(stream->device).streams.fetch_sub(1);
+  runtime.shared(stream->device).GiveStream();
   Stats().streams_live.fetch_sub(1);
   return ACL_SUCCESS;
 }
@@ -84,9 +83,7 @@ aclError CreateEvent(Runtime& runtime, aclrtEvent* out, uint32_t flags, bool is_
   }
   ACLEMU_TRY(NeedContext());
   int id = Runtime::Current()->device;
-  Device& device = runtime.device(id);
-  if (device.events.fetch_add(1) >= kMaxEvents) {
-    device.events.fetch_sub(1);
+  if (!runtime.shared(id).TakeEvent()) {
     return Fail(ACL_ERROR_RT_NO_EVENT_RESOURCE, "device %d has %llu events", id,
                 static_cast<unsigned long long>(kMaxEvents));
   }
@@ -216,7 +213,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtDestroyEvent(aclrtEvent handle) {
     if (handle == nullptr) return NullPointer("event");
     auto event = runtime.events.Remove(handle);
     if (event == nullptr) return Fail(ACL_ERROR_RT_PARAM_INVALID, "no such event (destroyed?)");
-    runtime.device(event->device).events.fetch_sub(1);
+    runtime.shared(event->device).GiveEvent();
     Stats().events_live.fetch_sub(1);
     return ACL_SUCCESS;
   });
