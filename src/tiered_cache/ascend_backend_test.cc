@@ -37,7 +37,12 @@ struct Tiers {
 
 Tiers OpenTiers(const std::shared_ptr<NpuRuntime>& runtime, size_t npu_bytes, size_t dram_bytes) {
   Tiers tiers;
-  auto npu = AscendCacheTier::Open({.capacity = npu_bytes, .priority = 100, .tags = {}, .device_id = 0}, runtime);
+  auto npu = AscendCacheTier::Open({.capacity = npu_bytes,
+                                    .priority = 100,
+                                    .tags = {},
+                                    .device_id = 0,
+                                    .allocation = AscendCacheTier::Allocation::kDirect},
+                                   runtime);
   auto dram = DramTier::Open({.capacity = dram_bytes, .priority = 10, .tags = {}, .numa_node = {}, .prefault = false});
   MC_CHECK(npu && dram, "tiers");
   tiers.npu = *npu;
