@@ -44,7 +44,12 @@ struct Tiers {
 
 std::shared_ptr<AscendCacheTier> OpenNpuTier(const std::shared_ptr<NpuRuntime>& runtime, size_t bytes,
                                              int32_t device_id) {
-  auto npu = AscendCacheTier::Open({.capacity = bytes, .priority = 100 - device_id, .tags = {}, .device_id = device_id},
+  using Allocation = AscendCacheTier::Allocation;
+  auto npu = AscendCacheTier::Open({.capacity = bytes,
+                                    .priority = 100 - device_id,
+                                    .tags = {},
+                                    .device_id = device_id,
+                                    .allocation = device_id == 0 ? Allocation::kDirect : Allocation::kSlab},
                                    runtime);
   MC_CHECK(npu, "{}", npu.error().ToString());
   return *npu;

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <thread>
 
 #include "common/byte_size.h"
@@ -17,10 +18,27 @@ using Call = FakeNpuRuntime::Call;
 
 constexpr size_t kMiB = size_t{1} << 20;
 
-Result<std::shared_ptr<AscendCacheTier>> OpenTier(const std::shared_ptr<NpuRuntime>& runtime, size_t capacity,
-                                                  int32_t device_id = 0) {
-  return AscendCacheTier::Open({.capacity = capacity, .priority = 100, .tags = {"npu"}, .device_id = device_id},
+// Driver allocations per block unless told otherwise.
+Result<std::shared_ptr<AscendCacheTier>> OpenTier(
+    const std::shared_ptr<NpuRuntime>& runtime, size_t capacity, int32_t device_id = 0,
+    AscendCacheTier::Allocation allocation = AscendCacheTier::Allocation::kDirect, size_t slab_size = 0) {
+  return AscendCacheTier::Open({.capacity = capacity,
+                                .priority = 100,
+                                .tags = {"npu"},
+                                .device_id = device_id,
+                                .allocation = allocation,
+                                .slab_size = slab_size},
                                runtime);
+}
+Result<std::shared_ptr<AscendCacheTier>> OpenSlabTier(const std::shared_ptr<NpuRuntime>& runtime, size_t capacity,
+                                                      size_t slab_size = 0, int32_t device_id = 0) {
+  return OpenTier(runtime, capacity, device_id, AscendCacheTier::Allocation::kSlab, slab_size);
+}
+
+void ExpectSays(const Status& status, const std::vector<std::string>& parts) {
+  for (const std::string& part : parts) {
+    EXPECT_NE(status.message().find(part), std::string::npos) << part << " in: " << status.message();
+  }
 }
 
 const AscendBufferBase& NpuOf(const DataSource& data) {
@@ -84,8 +102,7 @@ TEST_F(AscendTierTest, FullTierRefusesWithoutAskingTheDevice) {
     ASSERT_FALSE(more);
     EXPECT_EQ(more.error().code(), ErrorCode::NO_AVAILABLE_HANDLE);
     EXPECT_EQ(more.error().vendor_code(), 0) << "the tier refuses, not the device";
-    EXPECT_NE(more.error().message().find(fmt::format("{} B (used 900 of 1000 B)", size)), std::string::npos)
-        << more.error().message();
+    ExpectSays(more.error(), {fmt::format("{} B (used 900 of 1000 B, largest hole 100 B)", size)});
   }
   EXPECT_EQ(tier_->usage(), 900u);
   EXPECT_EQ(runtime_->calls(Call::kAllocate), asked);
@@ -138,12 +155,342 @@ TEST_F(AscendTierTest, UsageFallsOnlyAfterTheDeviceFreedTheBlock) {
   EXPECT_EQ(tier_->usage(), 0u);
 }
 
-TEST_F(AscendTierTest, FailingFreeIsReportedAndDoesNotBlockTheTier) {
-  runtime_->Fail(Call::kFree, 1, Status(ErrorCode::INTERNAL_ERROR, "device lost", 507010));
+// The device still spends a block that it did not take back, so nothing else may get its bytes.
+TEST_F(AscendTierTest, BlockThatTheDeviceDoesNotTakeBackStaysInTheUsage) {
+  runtime_->Fail(Call::kFree, 2, Status(ErrorCode::INTERNAL_ERROR, "busy device", 507013));
   ::testing::internal::CaptureStderr();
-  tier_->Free(std::move(*tier_->Allocate(500)));
-  EXPECT_NE(::testing::internal::GetCapturedStderr().find("device lost"), std::string::npos);
+  {
+    const auto first = tier_->Allocate(300);
+    auto second = tier_->Allocate(500);
+    ASSERT_TRUE(first && second);
+    tier_->Free(std::move(*tier_->Allocate(200)));
+    tier_->Free(std::move(*second));
+  }
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_NE(log.find("500 B was not taken back"), std::string::npos) << log;
+  EXPECT_NE(log.find("busy device"), std::string::npos) << log;
+  EXPECT_EQ(tier_->usage(), 500u);
+  EXPECT_EQ(tier_->quarantined_bytes(), 500u);
+  EXPECT_EQ(runtime_->used_bytes(0), tier_->usage());
+  EXPECT_FALSE(tier_->Allocate(501));
+  EXPECT_TRUE(tier_->Allocate(500)) << "the rest is as good as before";
+  ::testing::internal::CaptureStderr();
+  tier_.reset();
+  EXPECT_NE(::testing::internal::GetCapturedStderr().find("1 blocks with 500 B"), std::string::npos);
+}
+
+TEST_F(AscendTierTest, RefusalsOfTheDeviceAreCountedAndTellWhatItSaid) {
+  EXPECT_EQ(tier_->device_refusals(), 0u);
+  runtime_->Fail(Call::kAllocate, 0, FakeNpuRuntime::OutOfMemory());
+  for (uint64_t i = 1; i <= 3; ++i) {
+    const auto refused = tier_->Allocate(100);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code(), ErrorCode::NO_AVAILABLE_HANDLE);
+    EXPECT_EQ(tier_->device_refusals(), i);
+    EXPECT_EQ(tier_->usage(), 0u);
+  }
+  runtime_->Heal(Call::kAllocate);
+  EXPECT_FALSE(tier_->Allocate(kCapacity + 1));
+  EXPECT_EQ(tier_->device_refusals(), 3u) << "a full tier is not the device's refusal";
+}
+
+TEST_F(AscendTierTest, FreeingANullBufferIsFine) {
+  tier_->Free(DataSource{nullptr, MemoryType::ASCEND_NPU});
   EXPECT_EQ(tier_->usage(), 0u);
+  EXPECT_EQ(runtime_->calls(Call::kFree), 0u);
+}
+
+TEST_F(AscendTierTest, LostDeviceRefusesEveryBlockWithItsNumber) {
+  for (const auto allocation : {AscendCacheTier::Allocation::kSlab, AscendCacheTier::Allocation::kDirect}) {
+    const auto runtime = std::make_shared<FakeNpuRuntime>(1, kMiB);
+    const auto tier = OpenTier(runtime, kMiB / 2, 0, allocation);
+    ASSERT_TRUE(tier);
+    ASSERT_TRUE((*tier)->Allocate(1000));
+    const uint64_t asked = runtime->calls(Call::kAllocate);
+    runtime->Lose(0);
+    const auto refused = (*tier)->Allocate(1000);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code(), ErrorCode::NO_AVAILABLE_HANDLE);
+    EXPECT_EQ(refused.error().vendor_code(), FakeNpuRuntime::kLost);
+    ExpectSays(refused.error(), {"ASCEND_NPU:0", "1000 B", "device 0 is lost"});
+    EXPECT_EQ((*tier)->device_refusals(), 1u);
+    EXPECT_EQ((*tier)->usage(), 0u);
+    EXPECT_EQ(runtime->calls(Call::kAllocate), asked);
+  }
+}
+
+TEST_F(AscendTierTest, DeviceLostByTheVeryCallIsARefusalToo) {
+  runtime_->on_call = [&](Call call) {
+    if (call == Call::kAllocate) runtime_->Lose(0);
+  };
+  const auto refused = tier_->Allocate(100);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), ErrorCode::NO_AVAILABLE_HANDLE);
+  EXPECT_EQ(refused.error().vendor_code(), FakeNpuRuntime::kLost);
+  EXPECT_EQ(tier_->usage(), 0u);
+  EXPECT_EQ(tier_->device_refusals(), 1u);
+}
+
+TEST_F(AscendTierTest, LostDeviceOpensNoTier) {
+  runtime_->Lose(1);
+  const auto tier = OpenTier(runtime_, 100, 1);
+  ASSERT_FALSE(tier);
+  EXPECT_EQ(tier.error().vendor_code(), FakeNpuRuntime::kLost);
+  ExpectSays(tier.error(), {"100 B", "device 1 is lost"});
+  EXPECT_TRUE(OpenTier(runtime_, 100, 0)) << "the other device is fine";
+}
+
+// Pages as on a device: a block of 2 MiB and one byte takes 4 MiB, and so it counts.
+TEST(AscendDirectTierTest, UsageIsWhatTheDeviceSpends) {
+  const auto runtime = std::make_shared<FakeNpuRuntime>(1, 64 * kMiB);
+  runtime->device_bytes = FakeNpuRuntime::Paged;
+  const auto tier = OpenTier(runtime, 8 * kMiB);
+  ASSERT_TRUE(tier);
+  {
+    const auto small = (*tier)->Allocate(1);
+    ASSERT_TRUE(small);
+    EXPECT_EQ(small->size(), 1u);
+    EXPECT_EQ((*tier)->usage(), 4096u);
+    const auto large = (*tier)->Allocate(2 * kMiB + 1);
+    ASSERT_TRUE(large);
+    EXPECT_EQ((*tier)->usage(), 4 * kMiB + 4096);
+    EXPECT_EQ((*tier)->usage(), runtime->used_bytes(0));
+    EXPECT_EQ((*tier)->largest_hole(), 2 * kMiB);
+    const auto refused = (*tier)->Allocate(2 * kMiB + 1);
+    ASSERT_FALSE(refused);
+    ExpectSays(refused.error(), {"largest hole 2097152 B"});
+    EXPECT_TRUE((*tier)->Allocate((*tier)->largest_hole()));
+  }
+  EXPECT_EQ((*tier)->usage(), 0u);
+  EXPECT_EQ((*tier)->largest_block(), 8 * kMiB);
+  const auto tiny = OpenTier(runtime, 4095);
+  ASSERT_FALSE(tiny);
+  ExpectSays(tiny.error(), {"4095 B", "the smallest takes 4096 B"});
+}
+
+// --- slabs, on the fake ---
+
+class AscendSlabTierTest : public ::testing::Test {
+ protected:
+  AscendSlabTierTest() { runtime_->device_bytes = FakeNpuRuntime::Paged; }
+  std::shared_ptr<FakeNpuRuntime> runtime_ = std::make_shared<FakeNpuRuntime>(2, 64 * kMiB);
+};
+
+TEST_F(AscendSlabTierTest, AfterTheStartNoBlockCallsTheDriver) {
+  const auto tier = OpenSlabTier(runtime_, 16 * kMiB);
+  ASSERT_TRUE(tier);
+  EXPECT_EQ(runtime_->calls(Call::kAllocate), 1u) << "one slab by default";
+  EXPECT_EQ(runtime_->used_bytes(0), 16 * kMiB);
+  for (int round = 0; round < 3; ++round) {
+    std::vector<DataSource> blocks;
+    while (auto block = (*tier)->Allocate(100'000)) blocks.push_back(std::move(*block));
+    EXPECT_EQ(blocks.size(), 16 * kMiB / 100'352);
+  }
+  EXPECT_EQ(runtime_->calls(Call::kAllocate), 1u);
+  EXPECT_EQ(runtime_->calls(Call::kFree), 0u);
+  EXPECT_EQ((*tier)->usage(), 0u);
+  EXPECT_EQ((*tier)->largest_hole(), 16 * kMiB) << "holes join again";
+}
+
+TEST_F(AscendSlabTierTest, BlocksAreAlignedAndCountAsTheyAreRounded) {
+  const auto tier = OpenSlabTier(runtime_, 4 * kMiB);
+  ASSERT_TRUE(tier);
+  std::vector<DataSource> blocks;
+  size_t wanted = 0;
+  for (const size_t size : {1u, 511u, 512u, 513u, 100'000u}) {
+    blocks.push_back(std::move(*(*tier)->Allocate(size)));
+    EXPECT_EQ(blocks.back().size(), size);
+    EXPECT_EQ(static_cast<uintptr_t>(NpuOf(blocks.back()).pointer().device_ptr) % 512, 0u);
+    wanted += (size + 511) / 512 * 512;
+    EXPECT_EQ((*tier)->usage(), wanted);
+  }
+}
+
+TEST_F(AscendSlabTierTest, PartOfAPageIsLeftToTheDeviceAndTold) {
+  ::testing::internal::CaptureStderr();
+  const auto tier = OpenSlabTier(runtime_, 5 * kMiB);
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  ASSERT_TRUE(tier);
+  EXPECT_EQ((*tier)->info().capacity, 4 * kMiB);
+  EXPECT_EQ(runtime_->used_bytes(0), 4 * kMiB);
+  EXPECT_NE(log.find("4194304 B of the 5242880 B"), std::string::npos) << log;
+
+  ::testing::internal::CaptureStderr();
+  const auto small = OpenSlabTier(runtime_, kMiB + 4097);
+  EXPECT_FALSE(::testing::internal::GetCapturedStderr().empty());
+  ASSERT_TRUE(small);
+  EXPECT_EQ((*small)->info().capacity, kMiB) << "no large page fits, so it is small ones";
+
+  ::testing::internal::CaptureStderr();
+  EXPECT_TRUE(OpenSlabTier(runtime_, 6 * kMiB));
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "") << "nothing lost, nothing said";
+}
+
+// A device that pads each block: the pad must not push the slab over the capacity.
+TEST_F(AscendSlabTierTest, PaddingOfTheDeviceStaysWithinTheCapacity) {
+  runtime_->device_bytes = [](size_t size) { return size == 0 ? 0 : FakeNpuRuntime::Paged(size + 32); };
+  for (const size_t slab_size : {size_t{0}, 2 * kMiB}) {
+    const auto tier = OpenSlabTier(runtime_, 8 * kMiB, slab_size);
+    ASSERT_TRUE(tier);
+    EXPECT_EQ(runtime_->used_bytes(0), 8 * kMiB);
+    EXPECT_EQ((*tier)->info().capacity, 8 * kMiB - (slab_size == 0 ? 1 : 4) * 512);
+  }
+}
+
+TEST_F(AscendSlabTierTest, FullTierSaysWhatItHas) {
+  const auto tier = OpenSlabTier(runtime_, 4 * kMiB);
+  ASSERT_TRUE(tier);
+  auto first = (*tier)->Allocate(kMiB);
+  const auto second = (*tier)->Allocate(kMiB);
+  ASSERT_TRUE(first && second);
+  (*tier)->Free(std::move(*first));
+  EXPECT_EQ((*tier)->largest_hole(), 2 * kMiB);
+  for (const size_t size : {2 * kMiB + 1, 5 * kMiB, ~size_t{0}}) {
+    const auto refused = (*tier)->Allocate(size);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code(), ErrorCode::NO_AVAILABLE_HANDLE);
+    EXPECT_EQ(refused.error().vendor_code(), 0);
+    ExpectSays(refused.error(), {fmt::format("{} B (used 1048576 of 4194304 B, largest hole 2097152 B)", size)});
+  }
+  EXPECT_EQ((*tier)->device_refusals(), 0u);
+}
+
+TEST_F(AscendSlabTierTest, SeveralSlabsAreFilledToTheLastByteAndNothingSpansTwo) {
+  const auto tier = OpenSlabTier(runtime_, 14 * kMiB, 4 * kMiB);
+  ASSERT_TRUE(tier);
+  EXPECT_EQ(runtime_->calls(Call::kAllocate), 4u) << "three of 4 MiB and one of 2";
+  EXPECT_EQ((*tier)->info().capacity, 14 * kMiB);
+  EXPECT_EQ((*tier)->largest_block(), 4 * kMiB);
+  const DataCopier copier = *DataCopierBuilder().Build();
+  std::vector<DataSource> blocks;
+  while (auto block = (*tier)->Allocate(kMiB)) blocks.push_back(std::move(*block));
+  EXPECT_EQ(blocks.size(), 14u);
+  EXPECT_EQ((*tier)->usage(), 14 * kMiB);
+  // The fake refuses a copy that leaves its block, so these bytes prove that each piece lies in one slab.
+  std::vector<std::byte> bytes(kMiB);
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    std::fill(bytes.begin(), bytes.end(), static_cast<std::byte>(i + 1));
+    ASSERT_TRUE(copier.Copy(DataSource::Host(bytes.data(), bytes.size()), blocks[i]));
+  }
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    ASSERT_TRUE(copier.Copy(blocks[i], DataSource::Host(bytes.data(), bytes.size())));
+    EXPECT_EQ(bytes.front(), static_cast<std::byte>(i + 1));
+    EXPECT_EQ(bytes.back(), static_cast<std::byte>(i + 1));
+  }
+  blocks.clear();
+  EXPECT_EQ((*tier)->largest_hole(), 4 * kMiB) << "slabs do not join";
+}
+
+TEST_F(AscendSlabTierTest, BlockAboveTheSlabSizeIsRefusedByItsName) {
+  const auto tier = OpenSlabTier(runtime_, 16 * kMiB, 4 * kMiB);
+  ASSERT_TRUE(tier);
+  EXPECT_TRUE((*tier)->Allocate(4 * kMiB));
+  const auto refused = (*tier)->Allocate(4 * kMiB + 1);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), ErrorCode::NO_AVAILABLE_HANDLE);
+  ExpectSays(refused.error(), {"4194305 B", "slab_size", "4194304 B each", "used 0 of 16777216 B"});
+}
+
+TEST_F(AscendSlabTierTest, AnyRefusedSlabGivesAllBackWithTheNumbers) {
+  for (int nth = 1; nth <= 4; ++nth) {
+    runtime_->Fail(Call::kAllocate, nth, FakeNpuRuntime::OutOfMemory());
+    const auto tier = OpenSlabTier(runtime_, 16 * kMiB, 4 * kMiB);
+    ASSERT_FALSE(tier);
+    EXPECT_EQ(tier.error().code(), ErrorCode::NO_AVAILABLE_HANDLE);
+    EXPECT_EQ(tier.error().vendor_code(), FakeNpuRuntime::kOutOfMemory);
+    const size_t before = static_cast<size_t>(nth - 1) * 4 * kMiB;
+    ExpectSays(tier.error(), {"16777216 B", fmt::format("slab {} of 4 (4194304 B)", nth),
+                              fmt::format("{} free of 64 MiB", FormatBytes(64 * kMiB - before)),
+                              fmt::format("{} B were taken before", before)});
+    EXPECT_EQ(runtime_->live_blocks(), 0u);
+    EXPECT_EQ(runtime_->used_bytes(0), 0u);
+  }
+}
+
+TEST_F(AscendSlabTierTest, EveryOtherFailureAtTheStartLeavesNothingEither) {
+  for (const Call call : {Call::kOpenDevice, Call::kMemoryInfo, Call::kAllocate}) {
+    runtime_->Fail(call, 1, Status(ErrorCode::INTERNAL_ERROR, "broken", 507899));
+    const auto tier = OpenSlabTier(runtime_, 4 * kMiB);
+    ASSERT_FALSE(tier);
+    EXPECT_EQ(tier.error().vendor_code(), 507899);
+    EXPECT_EQ(runtime_->live_blocks(), 0u);
+  }
+  EXPECT_FALSE(OpenSlabTier(runtime_, 100)) << "less than a page";
+  const auto large = OpenSlabTier(runtime_, 66 * kMiB);
+  ASSERT_FALSE(large);
+  EXPECT_EQ(large.error().code(), ErrorCode::INVALID_PARAMS);
+  ExpectSays(large.error(), {"69206016 B", "64 MiB free of 64 MiB"});
+  EXPECT_EQ(runtime_->live_blocks(), 0u);
+}
+
+TEST_F(AscendSlabTierTest, TiersOnOneDeviceAndOnSeveralDoNotSeeEachOther) {
+  const auto first = OpenSlabTier(runtime_, 8 * kMiB);
+  const auto same = OpenSlabTier(runtime_, 8 * kMiB, 2 * kMiB);
+  const auto other = OpenSlabTier(runtime_, 32 * kMiB, 0, 1);
+  ASSERT_TRUE(first && same && other);
+  EXPECT_EQ(runtime_->used_bytes(0), 16 * kMiB);
+  EXPECT_EQ(runtime_->used_bytes(1), 32 * kMiB);
+  const auto here = (*same)->Allocate(kMiB);
+  const auto there = (*other)->Allocate(3 * kMiB);
+  ASSERT_TRUE(here && there);
+  EXPECT_EQ(NpuOf(*there).pointer().device_id, 1);
+  EXPECT_EQ((*first)->usage(), 0u);
+  EXPECT_EQ((*same)->usage(), kMiB);
+  EXPECT_EQ((*other)->usage(), 3 * kMiB);
+}
+
+TEST_F(AscendSlabTierTest, SlabTheDeviceDoesNotTakeBackIsTold) {
+  auto tier = OpenSlabTier(runtime_, 8 * kMiB, 2 * kMiB);
+  ASSERT_TRUE(tier);
+  runtime_->Lose(0);
+  ::testing::internal::CaptureStderr();
+  tier->reset();
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_NE(log.find("4 of 4 slabs on NPU device 0"), std::string::npos) << log;
+}
+
+// Each block is filled with its number and read back before it goes: an overlap would show as a foreign number.
+TEST_F(AscendSlabTierTest, BlocksOfManyThreadsDoNotOverlapAndUsageStaysWithinTheCapacity) {
+  constexpr size_t kCapacity = 4 * kMiB;
+  const auto tier = OpenSlabTier(runtime_, kCapacity, 2 * kMiB);
+  ASSERT_TRUE(tier);
+  const DataCopier copier = *DataCopierBuilder().Build();
+  std::atomic<uint64_t> wrong{0};
+  std::atomic<uint64_t> refused{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&, t] {
+      std::vector<std::pair<DataSource, std::byte>> mine;
+      std::vector<std::byte> bytes;
+      const auto give_back = [&] {
+        auto& [block, number] = mine.front();
+        bytes.assign(block.size(), std::byte{0});
+        if (!copier.Copy(block, DataSource::Host(bytes.data(), bytes.size()))) wrong.fetch_add(1);
+        if (!std::ranges::all_of(bytes, [&](std::byte b) { return b == number; })) wrong.fetch_add(1);
+        (*tier)->Free(std::move(block));
+        mine.erase(mine.begin());
+      };
+      for (int i = 0; i < 500; ++i) {
+        auto block = (*tier)->Allocate(static_cast<size_t>(1000 + (i * 7919 + t * 104729) % 150'000));
+        if (block) {
+          const auto number = static_cast<std::byte>(t * 64 + i % 64);
+          bytes.assign(block->size(), number);
+          if (!copier.Copy(DataSource::Host(bytes.data(), bytes.size()), *block)) wrong.fetch_add(1);
+          mine.emplace_back(std::move(*block), number);
+        } else {
+          refused.fetch_add(1);
+        }
+        if ((*tier)->usage() > kCapacity) wrong.fetch_add(1);
+        if (!mine.empty() && (mine.size() > 70 || !block)) give_back();
+      }
+      while (!mine.empty()) give_back();
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(wrong.load(), 0u);
+  EXPECT_GT(refused.load(), 0u) << "the tier was never full: this run proved nothing";
+  EXPECT_EQ((*tier)->usage(), 0u);
+  EXPECT_EQ((*tier)->largest_hole(), 2 * kMiB);
 }
 
 TEST_F(AscendTierTest, MissingDeviceIsRefusedWithTheVisibleCount) {
@@ -254,6 +601,42 @@ TEST_F(AscendTierOnAclTest, BlocksAreRealDeviceMemoryAndReallyFreed) {
   }
   EXPECT_EQ(EmulatorProbe::LiveBlocks(), 0);
   EXPECT_EQ((*tier)->usage(), 0u);
+}
+
+TEST_F(AscendTierOnAclTest, SlabsAreTakenAtTheStartAndGivenBackAtTheEnd) {
+  {
+    const auto tier = OpenSlabTier(runtime_, 12 * kMiB, 4 * kMiB);
+    ASSERT_TRUE(tier) << tier.error().ToString();
+    EXPECT_EQ(EmulatorProbe::LiveBlocks(0), 3);
+    EXPECT_LE(EmulatorProbe::Stats().device_paged_bytes, 12 * kMiB);
+    std::vector<DataSource> blocks;
+    while (auto block = (*tier)->Allocate(1'000'000)) blocks.push_back(std::move(*block));
+    EXPECT_EQ(blocks.size(), 12u);
+    EXPECT_EQ(EmulatorProbe::LiveBlocks(0), 3);
+    std::vector<std::byte> written(1'000'000);
+    for (size_t i = 0; i < written.size(); ++i) written[i] = static_cast<std::byte>(i * 13);
+    std::vector<std::byte> read(written.size());
+    const DataCopier copier = *DataCopierBuilder().Build();
+    ASSERT_TRUE(copier.Copy(DataSource::Host(written.data(), written.size()), blocks.back()));
+    ASSERT_TRUE(copier.Copy(blocks.back(), blocks.front()));
+    ASSERT_TRUE(copier.Copy(blocks.front(), DataSource::Host(read.data(), read.size())));
+    EXPECT_EQ(read, written);
+  }
+  EXPECT_EQ(EmulatorProbe::LiveBlocks(), 0);
+}
+
+TEST_F(AscendTierOnAclTest, RefusedSlabLeavesNothingOnTheDevice) {
+  for (const char* rules :
+       {"aclrtMallocAlign32@1=207001;aclrtMalloc@1=207001", "aclrtMallocAlign32@3=207001;aclrtMalloc@3=207001"}) {
+    EmulatorProbe::Inject(rules);
+    const auto tier = OpenSlabTier(runtime_, 16 * kMiB, 4 * kMiB);
+    EmulatorProbe::Inject("");
+    ASSERT_FALSE(tier);
+    EXPECT_EQ(tier.error().code(), ErrorCode::NO_AVAILABLE_HANDLE);
+    EXPECT_EQ(tier.error().vendor_code(), 207001);
+    ExpectSays(tier.error(), {"16777216 B", "of 4 (4194304 B)", "free of"});
+    EXPECT_EQ(EmulatorProbe::LiveBlocks(), 0);
+  }
 }
 
 TEST_F(AscendTierOnAclTest, BytesComeBackAsWritten) {

@@ -103,7 +103,7 @@ Result<AllocationHandle> TieredBackend::AllocateEvicting(size_t tier_index, size
   // sense.
   for (;;) {
     auto handle = AllocateOn(tier_index, size);
-    if (handle || !IsFull(handle.error()) || TierAt(tier_index).info().capacity < size) return handle;
+    if (handle || !IsFull(handle.error()) || TierAt(tier_index).largest_block() < size) return handle;
     if (!scheduler_->OnAllocationFailure(tier_index, size)) return handle;
   }
 }
@@ -115,7 +115,7 @@ AllocationHandle TieredBackend::TryCandidates(const Candidates& candidates, size
     if (handle) return std::move(*handle);
     const Status& error = handle.error();
     if (error.code() != ErrorCode::NO_AVAILABLE_HANDLE && !refusal.hard_error) refusal.hard_error = error;
-    if (IsFull(error) && TierAt(tier_index).info().capacity >= size) refusal.may_change = true;
+    if (IsFull(error) && TierAt(tier_index).largest_block() >= size) refusal.may_change = true;
     refusal.reasons += (refusal.reasons.empty() ? "" : "; ") + error.message();
     return nullptr;
   };

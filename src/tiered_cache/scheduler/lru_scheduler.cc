@@ -68,7 +68,7 @@ AllocationHandle LruScheduler::CopyBelow(size_t tier_index, const EntryPtr& entr
 }
 
 AllocationHandle LruScheduler::RoomOn(size_t tier_index, size_t size, uint64_t stamp) {
-  if (backend_.TierAt(tier_index).info().capacity < size) return nullptr;
+  if (backend_.TierAt(tier_index).largest_block() < size) return nullptr;
   for (size_t pushed_out = 0;;) {
     auto handle = backend_.AllocateOn(tier_index, size);
     if (handle) return std::move(*handle);
