@@ -184,6 +184,8 @@ std::string RealClient::MetricsText() {
     set("hits_total", "reads served from a tier", view.hits);
     set("offloaded_keys_total", "blocks moved to a lower tier", view.demoted_out);
     set("evicted_keys_total", "blocks dropped", view.dropped);
+    set("device_refusals_total", "blocks the device refused although the tier had room", view.device_refusals);
+    set("lost", "1: the tier's memory is gone for good", view.lost ? 1 : 0);
   }
   return metrics_.Serialize();
 }

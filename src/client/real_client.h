@@ -108,6 +108,7 @@ class RealClient {
   // Both write `result` now or when the group is flushed.
   void PutLocal(const PutItem& item, CopyGroup& group, Deadline room_wait, Result<void>& result);
   void GetLocal(const GetItem& item, CopyGroup& group, Result<ObjectInfo>& result);
+  Status Unreadable(const AllocationEntry& block, const Status& error);
   void AwaitVisible(std::span<const PutItem> items, std::vector<Result<void>>& results, Deadline deadline);
   static void CountGet(const Traffic& traffic, const Result<ObjectInfo>& result);
   static void CountPut(const Traffic& traffic, const Result<void>& result, uint64_t size);

@@ -65,7 +65,10 @@ void RealClient::PutLocal(const PutItem& item, CopyGroup& group, Deadline room_w
   const MemoryRange block = AsMemoryRange((*handle)->data);
   group.Add(block, item.value, [this, &item, &result, written = std::move(*handle)](Result<void> copied) mutable {
     result = std::move(copied);
-    if (!result) return;
+    if (!result) {
+      backend_->ForgetIfLost(*written->tier);
+      return;
+    }
     const auto committed = backend_->Commit(item.key, std::move(written), {.only_if_absent = true});
     if (!committed && committed.error().code() != ErrorCode::OBJECT_ALREADY_EXISTS) {
       result = std::unexpected(committed.error());
@@ -130,6 +133,13 @@ std::vector<Result<void>> RealClient::BatchPut(std::span<const PutItem> items) {
   }
   group.Flush();
   if (backend_ != nullptr) {
+    // A device that was lost meanwhile takes no more blocks: another tier may.
+    for (const auto& [key, i] : first) {
+      if (results[i] || results[i].error().code() != ErrorCode::DATA_COPY_FAILED || !backend_->AnyLost()) continue;
+      results[i] = {};
+      PutLocal(items[i], group, room_wait, results[i]);
+    }
+    group.Flush();
     for (const auto& [key, i] : first) CountPut(local_put_, results[i], SizeOf(items[i].value));
   }
   if (backend_ != nullptr && !options_.async_announce) AwaitVisible(items, results, deadline);
@@ -143,6 +153,11 @@ std::vector<Result<void>> RealClient::BatchPut(std::span<const PutItem> items) {
 
 // --- get ---
 
+// What a failed read of a local block is to the caller: a miss when the block's device is gone.
+Status RealClient::Unreadable(const AllocationEntry& block, const Status& error) {
+  return backend_->ForgetIfLost(*block.tier) ? Status(ErrorCode::OBJECT_NOT_FOUND, {}) : error;
+}
+
 void RealClient::GetLocal(const GetItem& item, CopyGroup& group, Result<ObjectInfo>& result) {
   auto view = backend_->Get(item.key);
   if (!view) {
@@ -155,9 +170,9 @@ void RealClient::GetLocal(const GetItem& item, CopyGroup& group, Result<ObjectIn
     result = std::unexpected(target.error());
     return;
   }
-  group.Add(*target, block, [&result, read = std::move(view->handle)](Result<void> copied) {
+  group.Add(*target, block, [this, &result, read = std::move(view->handle)](Result<void> copied) {
     result = ObjectInfo{read->data.size(), read->data.type, /*local=*/true};
-    if (!copied) result = std::unexpected(copied.error());
+    if (!copied) result = std::unexpected(Unreadable(*read, copied.error()));
   });
 }
 
@@ -223,8 +238,8 @@ std::vector<Result<ObjectBytes>> RealClient::BatchGet(std::span<const std::strin
           results[i] = ObjectBytes{*host, view->handle, info};
         } else if (results[i] = make_room(data.size()); results[i]) {
           results[i]->info = info;
-          group.Add(results[i]->bytes, block, [&result = results[i], read = view->handle](Result<void> copied) {
-            if (!copied) result = std::unexpected(copied.error());
+          group.Add(results[i]->bytes, block, [this, &result = results[i], read = view->handle](Result<void> copied) {
+            if (!copied) result = std::unexpected(Unreadable(*read, copied.error()));
           });
         }
         continue;

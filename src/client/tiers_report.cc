@@ -54,10 +54,13 @@ HttpReply TiersReport(const TieredBackend* backend, const HttpRequest& request) 
                                   {"capacity", view.capacity},
                                   {"used", view.usage},
                                   {"free", view.free_space},
+                                  {"largest_hole", view.largest_hole},
+                                  {"lost", view.lost},
                                   {"key_count", view.keys},
                                   {"hits", view.hits},
                                   {"demoted_out", view.demoted_out},
-                                  {"dropped", view.dropped}};
+                                  {"dropped", view.dropped},
+                                  {"device_refusals", view.device_refusals}};
       if (*wanted > 0) {
         const auto listed = keys.find(view.id);
         tier["keys"] = listed == keys.end() ? std::set<std::string>() : listed->second;

@@ -8,10 +8,10 @@
 
 namespace mooncake {
 
-// {"tiers": [{"id", "name", "type", "priority", "tags", "capacity", "used", "free", "largest_hole", "key_count",
-// "hits", "demoted_out", "dropped", "device_refusals"}, ...]}, highest priority first; sizes in bytes. ?keys=N adds to
-// each tier "keys": the first N in alphabetical order (at most 10,000). 400 for any other query. Null: a client without
-// tiers.
+// {"tiers": [{"id", "name", "type", "priority", "tags", "capacity", "used", "free", "largest_hole", "lost",
+// "key_count", "hits", "demoted_out", "dropped", "device_refusals"}, ...]}, highest priority first; sizes in bytes.
+// ?keys=N adds to each tier "keys": the first N in alphabetical order (at most 10,000). 400 for any other query. Null:
+// a client without tiers.
 HttpReply TiersReport(const TieredBackend* backend, const HttpRequest& request);
 
 }  // namespace mooncake

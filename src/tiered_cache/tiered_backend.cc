@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "common/check.h"
+#include "common/log.h"
 #include "tiered_cache/scheduler/lru_scheduler.h"
 
 namespace mooncake {
@@ -25,6 +26,11 @@ bool IsFull(const Status& status) {
 
 auto FindReplica(auto& replicas, size_t tier_index) {
   return std::find_if(replicas.begin(), replicas.end(), [&](const auto& r) { return r.tier_index == tier_index; });
+}
+
+// The highest replica whose memory is still there.
+auto FindUsable(const auto& replicas) {
+  return std::find_if(replicas.begin(), replicas.end(), [](const auto& r) { return !r.handle->tier->lost(); });
 }
 
 // Where the entry's replica on that tier stands, if the content is still `version`.
@@ -103,6 +109,7 @@ Result<AllocationHandle> TieredBackend::AllocateEvicting(size_t tier_index, size
   // sense.
   for (;;) {
     auto handle = AllocateOn(tier_index, size);
+    if (!handle) ForgetIfLost(TierAt(tier_index));
     if (handle || !IsFull(handle.error()) || TierAt(tier_index).largest_block() < size) return handle;
     if (!scheduler_->OnAllocationFailure(tier_index, size)) return handle;
   }
@@ -255,9 +262,14 @@ Result<ObjectView> TieredBackend::Get(std::string_view key, std::optional<Uuid> 
   if (found == shard.entries.end()) return NotFound();
   MetadataEntry& entry = *found->second;
   MC_CHECK(!entry.replicas.empty(), "key '{}' is indexed without bytes", key);
-  auto replica = entry.replicas.cbegin();
-  if (wanted) replica = FindReplica(std::as_const(entry.replicas), *wanted);
-  if (replica == entry.replicas.cend()) return Error(ErrorCode::TIER_NOT_FOUND, "key '{}' has no replica there", key);
+  const auto replica = wanted ? FindReplica(std::as_const(entry.replicas), *wanted) : FindUsable(entry.replicas);
+  if (replica == entry.replicas.cend()) {
+    if (wanted) return Error(ErrorCode::TIER_NOT_FOUND, "key '{}' has no replica there", key);
+    const auto lost = entry.replicas.front().handle->tier;
+    lock.unlock();
+    ForgetIfLost(*lost);
+    return NotFound();
+  }
   if (record_access) {
     Touch(entry);
     slots_[replica->tier_index]->hits.fetch_add(1, std::memory_order_relaxed);
@@ -325,8 +337,53 @@ bool TieredBackend::RecordUse(std::string_view key) {
   std::shared_lock lock(shard.mutex);
   const auto found = shard.entries.find(key);
   if (found == shard.entries.end()) return false;
+  const auto& replicas = found->second->replicas;
+  if (FindUsable(replicas) == replicas.end()) {
+    const auto lost = replicas.front().handle->tier;
+    lock.unlock();
+    ForgetIfLost(*lost);
+    return false;
+  }
   Touch(*found->second);
   return true;
+}
+
+bool TieredBackend::ForgetIfLost(const CacheTier& tier) {
+  if (!tier.lost()) return false;
+  // Again each time: a block may have been committed between the loss and the first who noticed it. Few calls come
+  // here, nothing is allocated on a lost tier and Get passes it over.
+  const size_t tier_index = IndexOf(tier);
+  const size_t forgotten = ForgetTier(tier_index);
+  if (!slots_[tier_index]->lost.exchange(true)) {
+    log::Error("tier {} is lost for good; {} key(s) had a replica there", tier.info().name, forgotten);
+  }
+  return true;
+}
+
+size_t TieredBackend::ForgetTier(size_t tier_index) {
+  size_t forgotten = 0;
+  for (Shard& shard : shards_) {
+    Released released;
+    std::vector<EntryPtr> changed;
+    {
+      std::unique_lock lock(shard.mutex);
+      for (auto at = shard.entries.begin(); at != shard.entries.end();) {
+        const EntryPtr entry = at->second;
+        const auto replica = FindReplica(entry->replicas, tier_index);
+        if (replica == entry->replicas.end()) {
+          ++at;
+          continue;
+        }
+        TakeReplica(*entry, static_cast<size_t>(replica - entry->replicas.begin()), released);
+        changed.push_back(entry);
+        at = entry->replicas.empty() ? shard.entries.erase(at) : std::next(at);
+      }
+    }
+    released.clear();
+    for (const EntryPtr& entry : changed) Changed(entry->key);
+    forgotten += changed.size();
+  }
+  return forgotten;
 }
 
 size_t TieredBackend::RemoveAll() {
@@ -402,6 +459,9 @@ std::vector<TierView> TieredBackend::GetTierViews() const {
                   .usage = slot->tier->usage(),
                   .priority = info.priority,
                   .tags = info.tags};
+    view.largest_hole = slot->tier->largest_hole();
+    view.device_refusals = slot->tier->device_refusals();
+    view.lost = slot->tier->lost();
     view.free_space = view.capacity - std::min(view.usage, view.capacity);
     view.keys = slot->keys.load();
     view.hits = slot->hits.load();

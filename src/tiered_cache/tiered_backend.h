@@ -2,6 +2,7 @@
 // short.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -29,12 +30,15 @@ struct TierView {
   size_t capacity = 0;
   size_t usage = 0;
   size_t free_space = 0;
+  size_t largest_hole = 0;  // the largest block that would fit now
   int32_t priority = 0;
   std::vector<std::string> tags;
   uint64_t keys = 0;
-  uint64_t hits = 0;         // handles given out by Get
-  uint64_t demoted_out = 0;  // blocks that left for a lower tier
-  uint64_t dropped = 0;      // blocks evicted for good
+  uint64_t hits = 0;             // handles given out by Get
+  uint64_t demoted_out = 0;      // blocks that left for a lower tier
+  uint64_t dropped = 0;          // blocks evicted for good
+  uint64_t device_refusals = 0;  // blocks the device refused although the tier had room
+  bool lost = false;             // the memory is gone for good
 };
 
 // What Get found: the bytes, and the identity of this content.
@@ -79,7 +83,8 @@ class TieredBackend {
   // Makes the block the key's content and returns the version. Without expected_version it replaces whatever the key
   // had, on every tier.
   Result<uint64_t> Commit(std::string_view key, AllocationHandle handle, CommitOptions options = {});
-  // The highest replica, or the one on `tier`. OBJECT_NOT_FOUND; TIER_NOT_FOUND when the key has no replica there.
+  // The highest replica whose memory is not lost, or the one on `tier`. OBJECT_NOT_FOUND; TIER_NOT_FOUND when the key
+  // has no replica there.
   Result<ObjectView> Get(std::string_view key, std::optional<Uuid> tier = std::nullopt, bool record_access = true);
   // Forgets the key, or its replica on one tier.
   Result<void> Delete(std::string_view key, std::optional<Uuid> tier = std::nullopt);
@@ -92,6 +97,13 @@ class TieredBackend {
   bool RecordUse(std::string_view key);
   // Number of keys removed.
   size_t RemoveAll();
+  // For whoever failed to read or write a block of that tier. True when its memory is gone for good: the keys it held
+  // are forgotten then, so that they are misses here and can be put again.
+  bool ForgetIfLost(const CacheTier& tier);
+  // True once ForgetIfLost has met a lost tier.
+  bool AnyLost() const {
+    return std::any_of(slots_.begin(), slots_.end(), [](const auto& slot) { return slot->lost.load(); });
+  }
 
   std::vector<TierView> GetTierViews() const;
   std::vector<Uuid> GetReplicaTierIds(std::string_view key) const;
@@ -122,6 +134,7 @@ class TieredBackend {
     std::atomic<uint64_t> hits{0};
     std::atomic<uint64_t> demoted_out{0};
     std::atomic<uint64_t> dropped{0};
+    std::atomic<bool> lost{false};  // noticed and reported
   };
   struct Shard {
     mutable std::shared_mutex mutex;
@@ -146,6 +159,7 @@ class TieredBackend {
   size_t IndexOf(const CacheTier& tier) const;
   Result<AllocationHandle> AllocateEvicting(size_t tier_index, size_t size);
   AllocationHandle TryCandidates(const Candidates& candidates, size_t size, Refusal& refusal);
+  size_t ForgetTier(size_t tier_index);
   std::string UseText(const Candidates& candidates) const;
   Result<void> CheckRunning() const;
   void Touch(MetadataEntry& entry) const { entry.last_access.store(tick_.fetch_add(1) + 1, std::memory_order_relaxed); }
