@@ -22,6 +22,8 @@ bool IsLibraryLoaded();
 
 // "MEMORY_ALLOCATION (device out of memory)"; "unknown" for numbers outside the table.
 std::string_view ErrorName(AclError error);
+// True for numbers after which nothing on the device can be used by this process any more.
+bool MeansDeviceLost(AclError error);
 
 // Status for a failed call: "aclrtMalloc(4096 B) on device 0: 207001 MEMORY_ALLOCATION ...; runtime says: ...".
 Status MakeStatus(const FunctionTable& functions, ErrorCode code, AclError error, std::string_view what);

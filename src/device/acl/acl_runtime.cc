@@ -1,7 +1,8 @@
-// Devices, memory and synchronous copies through ACL.
+// Device memory through ACL, and the process's runtime.
 #include "device/acl/acl_runtime.h"
 
-#include <thread>
+#include <limits>
+#include <vector>
 
 #include "common/log.h"
 
@@ -9,166 +10,148 @@ namespace mooncake {
 namespace acl {
 namespace {
 
-void* ToPointer(AscendUnifiedPointer at) {
-  return reinterpret_cast<void*>(static_cast<uintptr_t>(at.device_ptr));
+constexpr size_t kNormalPage = size_t{4} << 10;
+constexpr size_t kHugePage = size_t{2} << 20;
+constexpr size_t kRounding = 32;
+constexpr size_t kMallocPadding = 32;  // of aclrtMalloc, not of aclrtMallocAlign32
+
+CopyEnd EndOf(const MemoryRange& range) {
+  if (const auto* npu = std::get_if<NpuRange>(&range)) return CopyEnd::Device(npu->at);
+  return CopyEnd::Host(std::get<HostRange>(range).data());
 }
 
 }  // namespace
 
-ScopedContext::ScopedContext(const FunctionTable& functions, Context wanted) : functions_(functions) {
-  if (functions_.GetCurrentContext(&saved_) != kSuccess) saved_ = nullptr;
-  if (saved_ == wanted) return;
-  error_ = functions_.SetCurrentContext(wanted);
-  switched_ = error_ == kSuccess;
+// Blocks of huge pages only where none of the last one is lost on a small block: 1.5 MiB in a 2 MiB page would waste a
+// quarter of it.
+PagePlan PlanPages(size_t size, size_t padding) {
+  const bool huge = size > kHugePage || (size > 0 && size % kHugePage == 0);
+  const size_t page = huge ? kHugePage : kNormalPage;
+  const int policy = huge ? kMallocHugeFirst : kMallocNormalOnly;
+  if (size == 0) return {policy, 0};
+  constexpr size_t kMax = std::numeric_limits<size_t>::max();
+  if (size > kMax - kHugePage - kRounding - padding) return {policy, kMax};
+  const size_t padded = (size + kRounding - 1) / kRounding * kRounding + padding;
+  return {policy, (padded + page - 1) / page * page};
 }
 
-ScopedContext::~ScopedContext() {
-  if (switched_ && saved_ != nullptr) (void)functions_.SetCurrentContext(saved_);
-}
+AclRuntime::AclRuntime(std::unique_ptr<Devices> devices, CopyEngineOptions options)
+    : devices_(std::move(devices)), driver_(*devices_), engine_(driver_, devices_->count(), options) {}
 
-AclRuntime::AclRuntime(Library library, size_t device_count) : library_(std::move(library)), devices_(device_count) {}
-
-Result<std::shared_ptr<AclRuntime>> AclRuntime::Open() {
-  Library library = MC_TRY(LoadLibrary());
-  const FunctionTable& functions = library.functions;
-  if (const AclError rc = functions.Init(nullptr); rc != kSuccess && rc != kRepeatInitialize) {
-    return std::unexpected(MakeStatus(functions, ErrorCode::INTERNAL_ERROR, rc, "aclInit"));
-  }
-  uint32_t count = 0;
-  if (const AclError rc = functions.GetDeviceCount(&count); rc != kSuccess) {
-    return std::unexpected(MakeStatus(functions, ErrorCode::INTERNAL_ERROR, rc, "aclrtGetDeviceCount"));
-  }
-  log::Info("ACL runtime {}: {} NPU device(s) visible", library.path, count);
-  return std::shared_ptr<AclRuntime>(new AclRuntime(std::move(library), count));
-}
-
-AclRuntime::~AclRuntime() {
-  for (size_t id = 0; id < devices_.size(); ++id) {
-    if (devices_[id].context.load() != nullptr) (void)library_.functions.ResetDevice(static_cast<int32_t>(id));
-  }
-  // Older runtimes have one init for the whole process, which torch_npu may still use: those are left to process exit.
-  if (library_.functions.FinalizeReference != nullptr) {
-    uint64_t left = 0;
-    (void)library_.functions.FinalizeReference(&left);
-  }
-}
-
-Status AclRuntime::Failed(ErrorCode code, AclError error, const std::string& what) const {
-  return MakeStatus(library_.functions, code, error, what);
-}
-
-Result<void> AclRuntime::OpenDevice(int32_t device_id) {
-  if (device_id < 0 || device_id >= DeviceCount()) {
-    return Error(ErrorCode::INVALID_PARAMS,
-                 "device_id {} does not exist: this process sees {} NPU device(s), numbered from 0", device_id,
-                 DeviceCount());
-  }
-  Device& device = devices_[device_id];
-  std::lock_guard lock(device.opening);
-  if (device.context.load() != nullptr) return {};
-  // On a thread of its own: binding a device cannot be undone for the thread that does it. The runtime keeps its error
-  // text per thread, so the status is made there too.
-  Result<Context> context = nullptr;
-  std::thread([&] {
-    AclError rc = library_.functions.SetDevice(device_id);
-    if (rc == kSuccess) rc = library_.functions.GetCurrentContext(&*context);
-    if (rc != kSuccess) {
-      context = std::unexpected(Failed(ErrorCode::INTERNAL_ERROR, rc, fmt::format("aclrtSetDevice({})", device_id)));
-    }
-  }).join();
-  device.context.store(MC_TRY(std::move(context)));
-  return {};
-}
-
-Result<Context> AclRuntime::ContextOf(int32_t device_id) {
-  if (device_id >= 0 && device_id < DeviceCount()) {
-    if (const Context context = devices_[device_id].context.load()) return context;
-    MC_TRY(OpenDevice(device_id));
-    return devices_[device_id].context.load();
-  }
-  return Error(ErrorCode::INVALID_PARAMS, "device_id {} does not exist: this process sees {} NPU device(s)", device_id,
-               DeviceCount());
+Result<std::shared_ptr<AclRuntime>> AclRuntime::Open(CopyEngineOptions options) {
+  auto devices = MC_TRY(Devices::Open());
+  return std::shared_ptr<AclRuntime>(new AclRuntime(std::move(devices), options));
 }
 
 Result<NpuRuntime::MemoryInfo> AclRuntime::GetMemoryInfo(int32_t device_id) {
-  const ScopedContext scope(library_.functions, MC_TRY(ContextOf(device_id)));
+  const ScopedContext scope(devices_->functions(), MC_TRY(devices_->ContextOf(device_id)));
   MemoryInfo info;
   AclError rc = scope.error();
-  if (rc == kSuccess) rc = library_.functions.GetMemInfo(kHbmMemory, &info.free_bytes, &info.total_bytes);
+  if (rc == kSuccess) rc = devices_->functions().GetMemInfo(kHbmMemory, &info.free_bytes, &info.total_bytes);
   if (rc != kSuccess) {
-    return std::unexpected(
-        Failed(ErrorCode::INTERNAL_ERROR, rc, fmt::format("aclrtGetMemInfo of device {}", device_id)));
+    return std::unexpected(devices_->Failed(device_id, ErrorCode::INTERNAL_ERROR, rc,
+                                            fmt::format("aclrtGetMemInfo of device {}", device_id)));
   }
   return info;
 }
 
 Result<AscendUnifiedPointer> AclRuntime::Allocate(int32_t device_id, size_t size) {
-  const ScopedContext scope(library_.functions, MC_TRY(ContextOf(device_id)));
+  const FunctionTable& functions = devices_->functions();
+  // A device that is gone has no room.
+  const Context context = MC_TRY(devices_->ContextOf(device_id, ErrorCode::NO_AVAILABLE_HANDLE));
+  const ScopedContext scope(functions, context);
   // Align32 asks for no trailing pad, so that a block of whole pages does not take one page more.
-  const auto allocate = library_.functions.MallocAlign32 ? library_.functions.MallocAlign32 : library_.functions.Malloc;
+  const bool padded = functions.MallocAlign32 == nullptr;
+  const auto allocate = padded ? functions.Malloc : functions.MallocAlign32;
   void* block = nullptr;
   AclError rc = scope.error();
-  if (rc == kSuccess) rc = allocate(&block, size, kMallocHugeFirst);
+  if (rc == kSuccess) rc = allocate(&block, size, PlanPages(size, padded ? kMallocPadding : 0).policy);
   if (rc != kSuccess) {
-    const ErrorCode code = rc == kOutOfDeviceMemory ? ErrorCode::NO_AVAILABLE_HANDLE : ErrorCode::INTERNAL_ERROR;
-    return std::unexpected(Failed(code, rc, fmt::format("allocating {} B on NPU device {}", size, device_id)));
+    const bool no_room = rc == kOutOfDeviceMemory || MeansDeviceLost(rc);
+    return std::unexpected(devices_->Failed(device_id,
+                                            no_room ? ErrorCode::NO_AVAILABLE_HANDLE : ErrorCode::INTERNAL_ERROR, rc,
+                                            fmt::format("allocating {} B on NPU device {}", size, device_id)));
   }
   return AscendUnifiedPointer{device_id, static_cast<DeviceAddress>(reinterpret_cast<uintptr_t>(block))};
 }
 
+size_t AclRuntime::DeviceBytes(size_t size) const {
+  return PlanPages(size, devices_->functions().MallocAlign32 == nullptr ? kMallocPadding : 0).bytes;
+}
+
 Result<void> AclRuntime::Free(AscendUnifiedPointer block) {
-  if (const AclError rc = library_.functions.Free(ToPointer(block)); rc != kSuccess) {
-    return std::unexpected(
-        Failed(ErrorCode::INTERNAL_ERROR, rc, fmt::format("aclrtFree on NPU device {}", block.device_id)));
+  if (const AclError rc = devices_->functions().Free(ToPointer(block)); rc != kSuccess) {
+    return std::unexpected(devices_->Failed(block.device_id, ErrorCode::INTERNAL_ERROR, rc,
+                                            fmt::format("aclrtFree on NPU device {}", block.device_id)));
   }
   return {};
 }
 
 Result<void> AclRuntime::CopyHostToDevice(AscendUnifiedPointer target, size_t capacity, const std::byte* source,
                                           size_t size) {
-  const ScopedContext scope(library_.functions, MC_TRY(ContextOf(target.device_id)));
-  AclError rc = scope.error();
-  if (rc == kSuccess) rc = library_.functions.Memcpy(ToPointer(target), capacity, source, size, kHostToDevice);
-  if (rc != kSuccess) {
-    return std::unexpected(Failed(ErrorCode::DATA_COPY_FAILED, rc,
-                                  fmt::format("copying {} B from host to NPU device {}", size, target.device_id)));
-  }
-  return {};
+  MC_TRY(devices_->ContextOf(target.device_id, ErrorCode::DATA_COPY_FAILED));
+  return engine_.Copy({CopyEnd::Device(target), CopyEnd::Host(source), size, capacity});
 }
 
 Result<void> AclRuntime::CopyDeviceToHost(std::byte* target, size_t capacity, AscendUnifiedPointer source,
                                           size_t size) {
-  const ScopedContext scope(library_.functions, MC_TRY(ContextOf(source.device_id)));
-  AclError rc = scope.error();
-  if (rc == kSuccess) rc = library_.functions.Memcpy(target, capacity, ToPointer(source), size, kDeviceToHost);
-  if (rc != kSuccess) {
-    return std::unexpected(Failed(ErrorCode::DATA_COPY_FAILED, rc,
-                                  fmt::format("copying {} B from NPU device {} to host", size, source.device_id)));
-  }
-  return {};
+  MC_TRY(devices_->ContextOf(source.device_id, ErrorCode::DATA_COPY_FAILED));
+  return engine_.Copy({CopyEnd::Host(target), CopyEnd::Device(source), size, capacity});
 }
 
 Result<void> AclRuntime::CopyDeviceToDevice(AscendUnifiedPointer target, size_t capacity, AscendUnifiedPointer source,
                                             size_t size) {
-  const ScopedContext scope(library_.functions, MC_TRY(ContextOf(target.device_id)));
-  AclError rc = scope.error();
-  if (rc == kSuccess) {
-    rc = library_.functions.Memcpy(ToPointer(target), capacity, ToPointer(source), size, kDeviceToDevice);
+  MC_TRY(devices_->ContextOf(source.device_id, ErrorCode::DATA_COPY_FAILED));
+  MC_TRY(devices_->ContextOf(target.device_id, ErrorCode::DATA_COPY_FAILED));
+  return engine_.Copy({CopyEnd::Device(target), CopyEnd::Device(source), size, capacity});
+}
+
+void AclRuntime::CopyMany(std::span<RangeCopy> copies) {
+  std::vector<NpuCopy> usable;
+  std::vector<size_t> positions;
+  for (size_t i = 0; i < copies.size(); ++i) {
+    RangeCopy& copy = copies[i];
+    copy.result = {};
+    if (SizeOf(copy.source) == 0) continue;
+    for (const MemoryRange* range : {&copy.source, &copy.target}) {
+      const auto* npu = std::get_if<NpuRange>(range);
+      if (npu == nullptr || !copy.result) continue;
+      if (const auto context = devices_->ContextOf(npu->at.device_id, ErrorCode::DATA_COPY_FAILED); !context) {
+        copy.result = std::unexpected(context.error());
+      }
+    }
+    if (!copy.result) continue;
+    MC_CHECK(!IsHost(copy.source) || !IsHost(copy.target), "copy between host ranges handed to an NPU runtime");
+    usable.push_back({EndOf(copy.target), EndOf(copy.source), SizeOf(copy.source), SizeOf(copy.target)});
+    positions.push_back(i);
   }
-  if (rc != kSuccess) {
-    return std::unexpected(
-        Failed(ErrorCode::DATA_COPY_FAILED, rc,
-               fmt::format("copying {} B from NPU device {} to {}", size, source.device_id, target.device_id)));
-  }
-  return {};
+  std::vector<Result<void>> results(usable.size());
+  engine_.CopyMany(usable, results);
+  for (size_t k = 0; k < usable.size(); ++k) copies[positions[k]].result = std::move(results[k]);
+}
+
+Result<std::shared_ptr<void>> AclRuntime::RegisterHost(int32_t device_id, std::span<std::byte> memory) {
+  MC_TRY(driver_.RegisterHost(device_id, memory));
+  // Keeps the runtime: a device must not be reset under a registration.
+  return std::shared_ptr<void>(memory.data(), [runtime = shared_from_this(), device_id, memory](void*) {
+    runtime->driver_.UnregisterHost(device_id, memory);
+  });
 }
 
 std::optional<int32_t> AclRuntime::DeviceOf(const void* address) const {
-  if (library_.functions.PointerGetAttributes == nullptr) return std::nullopt;
+  const FunctionTable& functions = devices_->functions();
+  if (functions.PointerGetAttributes == nullptr) return std::nullopt;
+  // The question needs some context. A thread without one gets one of ours; without any device open there is none.
+  Context current = nullptr;
+  if (functions.GetCurrentContext(&current) != kSuccess) current = devices_->AnyContext();
+  if (current == nullptr) return std::nullopt;
+  const ScopedContext scope(functions, current);
   PointerAttributes attributes{};
-  if (library_.functions.PointerGetAttributes(address, &attributes) != kSuccess) return std::nullopt;
-  if (attributes.location_type != kLocationDevice) return std::nullopt;
-  return static_cast<int32_t>(attributes.location_id);
+  if (scope.error() != kSuccess || functions.PointerGetAttributes(address, &attributes) != kSuccess) {
+    return std::nullopt;
+  }
+  if (attributes.location.type != kLocationDevice) return std::nullopt;
+  return static_cast<int32_t>(attributes.location.id);
 }
 
 }  // namespace acl

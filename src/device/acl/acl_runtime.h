@@ -1,66 +1,54 @@
-// NpuRuntime on the ACL library: the only place where device addresses become pointers again.
+// NpuRuntime on the ACL library: allocation here, copies through the copy engine over AclDriver.
 #pragma once
 
-#include <atomic>
 #include <memory>
-#include <mutex>
-#include <vector>
 
-#include "device/acl/acl_library.h"
+#include "device/acl/acl_devices.h"
+#include "device/acl/acl_driver.h"
+#include "device/copy_engine.h"
 #include "device/npu_runtime.h"
 
 namespace mooncake::acl {
 
-// Makes a device's context current on this thread and puts the thread's own one back at the end. A thread that had no
-// context keeps ours: the runtime cannot unset one.
-class ScopedContext {
- public:
-  ScopedContext(const FunctionTable& functions, Context wanted);
-  ~ScopedContext();
-  ScopedContext(const ScopedContext&) = delete;
-  ScopedContext& operator=(const ScopedContext&) = delete;
-  // 0, or the runtime's refusal to switch.
-  AclError error() const { return error_; }
-
- private:
-  const FunctionTable& functions_;
-  Context saved_ = nullptr;
-  bool switched_ = false;
-  AclError error_ = kSuccess;
-};
-
 // One per process (OpenNpuRuntime shares it). All calls may come from any thread at once.
-class AclRuntime final : public NpuRuntime {
+class AclRuntime final : public NpuRuntime, public std::enable_shared_from_this<AclRuntime> {
  public:
-  static Result<std::shared_ptr<AclRuntime>> Open();
-  ~AclRuntime() override;
+  static Result<std::shared_ptr<AclRuntime>> Open(CopyEngineOptions options = {});
 
-  int32_t DeviceCount() const override { return static_cast<int32_t>(devices_.size()); }
-  Result<void> OpenDevice(int32_t device_id) override;
+  int32_t DeviceCount() const override { return devices_->count(); }
+  Result<void> OpenDevice(int32_t device_id) override { return devices_->OpenDevice(device_id); }
   Result<MemoryInfo> GetMemoryInfo(int32_t device_id) override;
   Result<AscendUnifiedPointer> Allocate(int32_t device_id, size_t size) override;
+  size_t DeviceBytes(size_t size) const override;
   Result<void> Free(AscendUnifiedPointer block) override;
   Result<void> CopyHostToDevice(AscendUnifiedPointer target, size_t capacity, const std::byte* source,
                                 size_t size) override;
   Result<void> CopyDeviceToHost(std::byte* target, size_t capacity, AscendUnifiedPointer source, size_t size) override;
   Result<void> CopyDeviceToDevice(AscendUnifiedPointer target, size_t capacity, AscendUnifiedPointer source,
                                   size_t size) override;
+  void CopyMany(std::span<RangeCopy> copies) override;
+  Result<std::shared_ptr<void>> RegisterHost(int32_t device_id, std::span<std::byte> memory) override;
+  bool DeviceLost(int32_t device_id) const override { return devices_->Lost(device_id); }
   std::optional<int32_t> DeviceOf(const void* address) const override;
 
-  const Library& library() const { return library_; }
+  const Library& library() const { return devices_->library(); }
+  NpuDriver& driver() { return driver_; }
 
  private:
-  struct Device {
-    std::mutex opening;
-    std::atomic<Context> context = nullptr;  // the device's primary context, once open
-  };
+  AclRuntime(std::unique_ptr<Devices> devices, CopyEngineOptions options);
 
-  AclRuntime(Library library, size_t device_count);
-  Result<Context> ContextOf(int32_t device_id);
-  Status Failed(ErrorCode code, AclError error, const std::string& what) const;
-
-  Library library_;
-  std::vector<Device> devices_;
+  // In the order in which they need each other: streams and page-locked memory end before their devices.
+  std::unique_ptr<Devices> devices_;
+  AclDriver driver_;
+  CopyEngine engine_;
 };
+
+// What a block of `size` bytes takes from a device at most, and the allocation policy that keeps to it. `padding`: what
+// the allocating function adds to the rounded size.
+struct PagePlan {
+  int policy;
+  size_t bytes;
+};
+PagePlan PlanPages(size_t size, size_t padding);
 
 }  // namespace mooncake::acl

@@ -276,7 +276,7 @@ TEST_F(AclRuntimeTest, EveryFailingCallIsReportedWithItsNumber) {
   };
   const auto status_of = [](const auto& result) { return result ? Status() : result.error(); };
   const std::vector<Case> cases = {
-      {"aclrtMallocAlign32@1=507010;aclrtMalloc@1=507010", ErrorCode::INTERNAL_ERROR, 507010,
+      {"aclrtMallocAlign32@1=507899;aclrtMalloc@1=507899", ErrorCode::INTERNAL_ERROR, 507899,
        [&] { return status_of(runtime_->Allocate(0, 10)); }},
       {EmulatorProbe::kMallocOutOfMemory, ErrorCode::NO_AVAILABLE_HANDLE, 207001,
        [&] { return status_of(runtime_->Allocate(0, 10)); }},

@@ -1,0 +1,1 @@
+// Copies through the ACL driver on the emulator.
