@@ -99,7 +99,8 @@ ChunkPlan CopyEngine::Plan(std::span<const NpuCopy> copies) const {
   constexpr size_t kChunksAtLeast = 4;  // so that a copy of medium size overlaps as well
   size_t bytes = 0;
   for (const NpuCopy& copy : copies) bytes += copy.size;
-  const size_t quarter = (bytes / kChunksAtLeast + kAsyncAlignment) / kAsyncAlignment * kAsyncAlignment;
+  constexpr size_t kStep = kChunksAtLeast * kAsyncAlignment;
+  const size_t quarter = (bytes + kStep - 1) / kStep * kAsyncAlignment;
   return {copies, std::clamp(quarter, std::min(options_.chunk_bytes_min, options_.slot_bytes), options_.slot_bytes)};
 }
 

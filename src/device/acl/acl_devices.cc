@@ -36,7 +36,7 @@ Result<std::unique_ptr<Devices>> Devices::Open() {
 
 Devices::~Devices() {
   for (size_t id = 0; id < devices_.size(); ++id) {
-    if (devices_[id].context.load() != nullptr) (void)functions().ResetDevice(static_cast<int32_t>(id));
+    if (devices_[id].context.load() != nullptr) (void)Insist(functions().ResetDevice, static_cast<int32_t>(id));
   }
   // Older runtimes have one init for the whole process, which torch_npu may still use: those are left to process exit.
   if (functions().FinalizeReference != nullptr) {

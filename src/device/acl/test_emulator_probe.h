@@ -4,6 +4,9 @@
 #include <aclemu.h>
 #include <dlfcn.h>
 
+#include <cstddef>
+#include <span>
+
 #include "common/check.h"
 
 namespace mooncake {
@@ -21,6 +24,17 @@ struct EmulatorProbe {
   static void Inject(const char* rules) {
     const int rc = reinterpret_cast<decltype(&aclemu_inject)>(Required("aclemu_inject"))(rules);
     MC_CHECK(rc == 0, "fault rules '{}' were refused", rules);
+  }
+  // Bytes of a device, behind the runtime's back.
+  static void Peek(const void* device_address, std::span<std::byte> bytes) {
+    const int rc =
+        reinterpret_cast<decltype(&aclemu_peek)>(Required("aclemu_peek"))(device_address, bytes.data(), bytes.size());
+    MC_CHECK(rc == 0, "{} B at {} are not in one block", bytes.size(), device_address);
+  }
+  static void Poke(void* device_address, std::span<const std::byte> bytes) {
+    const int rc =
+        reinterpret_cast<decltype(&aclemu_poke)>(Required("aclemu_poke"))(device_address, bytes.data(), bytes.size());
+    MC_CHECK(rc == 0, "{} B at {} are not in one block", bytes.size(), device_address);
   }
   static aclemu_stats Stats() {
     aclemu_stats stats{};
