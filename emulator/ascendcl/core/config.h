@@ -4,12 +4,15 @@
 #include <cstdint>
 #include <string>
 
+#include "core/json.h"
+
 namespace aclemu {
 
 constexpr int kLeakExit = 23;
 constexpr int kBadConfigExit = 24;
 
-enum class Sched { kEager, kLazy };
+enum class Sched { kEager, kLazy, kRandom, kTimed, kManual };
+enum class TimeMode { kOff, kModel, kVirtual };
 enum class OnViolation { kReturn, kAbort, kLog };
 enum class HostMem { kAuto, kPlain, kSecret };
 
@@ -26,8 +29,20 @@ struct Config {
   bool leak_fatal = false;
   std::string report;  // "", "stderr" or a path
   std::string fault;
+  uint64_t sched_seed = 0;  // of Sched::kRandom
+  TimeMode time = TimeMode::kOff;
+  std::string model;  // profile and parameters, as given
+  JsonValue file;     // ACLEMU_CONFIG; "faults" is read by the fault plan
+  uint64_t watchdog_ms = 30'000;
+  bool race = false;
+  bool stack = false;
+  bool poison_out = false;
+  std::string trace;
 };
 
 const Config& Settings();
+
+// A size as the knobs write it: bytes, or with K, M, G, T. False when it is none.
+bool TryParseBytes(const std::string& text, uint64_t* out);
 
 }  // namespace aclemu

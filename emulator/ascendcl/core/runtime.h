@@ -34,7 +34,13 @@ struct Device {
   std::shared_ptr<Context> primary;
   std::unique_ptr<DevicePool> pool;
   std::atomic<uint64_t> streams{0}, events{0};
-  std::atomic<uint64_t> peers{0};  // bit d: access to device d was enabled from here
+  std::atomic<uint64_t> peers{0};           // bit d: access to device d was enabled from here
+  std::atomic<aclError> lost{ACL_SUCCESS};  // what every call answers since the device was lost
+  std::mutex tenant_mu;                     // guards the next two
+  uint64_t tenant_wants = 0;                // memory that the limit of LimitCapacity takes away
+  std::vector<Extent> tenant_has;           // the part of it that was free so far, in whole chunks
+  std::atomic<bool> has_tenant{false};
+  std::atomic<bool> set_before{false};  // for the time model
 };
 
 struct ThreadState {
@@ -109,6 +115,15 @@ class Runtime {
   // memory. The caller holds no lock; the primary context was already taken out of the Device.
   void EndDevice(int id, uint64_t handle_limit);
 
+  // The device is gone: pending work ends with the code, and so does every later call.
+  void LoseDevice(int id, aclError code);
+  aclError LostCode(int id) { return device(id).lost.load(std::memory_order_acquire); }
+  bool AnyLost() const { return any_lost_.load(std::memory_order_relaxed); }
+  // As if somebody else held all but that many bytes of the device; what is in use now goes to him when it is freed.
+  void LimitCapacity(int id, uint64_t bytes);
+  // Before memory is taken or counted: lets the other one have what has become free.
+  void FeedTenant(int id);
+
   uint64_t NewHandle() { return next_handle_.fetch_add(64); }
 
   std::vector<Leak> Leaks();
@@ -134,6 +149,7 @@ class Runtime {
   std::vector<Device> devices_;
   std::atomic<uint64_t> next_handle_{0x0acc'0000'0040ULL};
   std::atomic<bool> forked_child_{false};
+  std::atomic<bool> any_lost_{false};
 };
 
 }  // namespace aclemu

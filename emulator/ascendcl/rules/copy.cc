@@ -92,14 +92,9 @@ aclError CheckPlaces(Runtime& runtime, const CopyCall& call, const Place& dst, c
 }
 
 aclError CopyNow(const Place& dst, const Place& src, uint64_t bytes) {
-  Direction direction = DirectionOf(dst, src);
-  aclError fault = FaultPlan::Get().Check(Name(direction));
-  if (fault != ACL_SUCCESS) return Fail(fault, "injected fault");
-  ACLEMU_TRY(CopyBytes(dst, src, bytes));
-  Bump(Stats().sync_copies[static_cast<int>(direction)]);
-  Bump(Stats().sync_bytes[static_cast<int>(direction)], bytes);
-  if (dst.cls == MemClass::kPageable || src.cls == MemClass::kPageable) Bump(Stats().pageable_copies);
-  return ACL_SUCCESS;
+  Outcome outcome = RunCopy({dst, src, bytes, CurrentApi(), false, -1, Due(Model().sync_copy_us), nullptr});
+  ChargeUntil(outcome.end);
+  return outcome.code == ACL_SUCCESS ? ACL_SUCCESS : Fail(outcome.code, "the copy failed");
 }
 
 aclError CheckAligned(const CopyCall& call) {
@@ -124,6 +119,14 @@ aclError PageableAsync(const CopyCall& call, Stream& stream, const Place& dst, c
   ACLEMU_TRY(stream.Synchronize(kForever));
   Bump(Stats().pageable_async_fallbacks);
   return CopyNow(dst, src, call.count);
+}
+
+// Faults of a direction that were asked for at the call.
+aclError SubmitFault(const Stream& stream, const Task& task) {
+  int direction = static_cast<int>(DirectionOf(task.dst, task.src));
+  FaultAction fault = FaultPlan::Get().Check(
+      {FaultPoint::Moment::kSubmit, CurrentApi(), direction, stream.device, task.bytes, stream.number});
+  return fault.code == ACL_SUCCESS ? ACL_SUCCESS : Fail(fault.code, "injected fault");
 }
 
 aclError CopyAsync(Runtime& runtime, const CopyCall& call, aclrtStream handle) {
@@ -151,6 +154,7 @@ aclError CopyAsync(Runtime& runtime, const CopyCall& call, aclrtStream handle) {
     ACLEMU_TRY(CheckPlaces(runtime, call, task.dst, task.src, Rule::kC2));
     ACLEMU_TRY(CheckAligned(call));
   }
+  ACLEMU_TRY(SubmitFault(*stream, task));
   task.dst_use = InFlight(task.dst.range);
   task.src_use = InFlight(task.src.range);
   if (stream->Submit(std::move(task))) return ACL_SUCCESS;
@@ -176,7 +180,7 @@ aclError CheckFill(Runtime& runtime, void* ptr, size_t max_count, size_t count, 
 
 ACLEMU_ENTRY(aclError)
 aclemu_impl_aclrtMemcpy(void* dst, size_t dest_max, const void* src, size_t count, aclrtMemcpyKind kind) {
-  return Call(Api::aclrtMemcpy, [&](Runtime& runtime) {
+  return Call(Api::aclrtMemcpy, {.a = dst, .b = src, .bytes = count}, [&](Runtime& runtime) {
     CopyCall call{dst, dest_max, src, count, kind};
     ACLEMU_TRY(CheckArguments(call));
     if (dst == src) return ACL_SUCCESS;
@@ -190,15 +194,18 @@ aclemu_impl_aclrtMemcpy(void* dst, size_t dest_max, const void* src, size_t coun
 ACLEMU_ENTRY(aclError)
 aclemu_impl_aclrtMemcpyAsync(void* dst, size_t dest_max, const void* src, size_t count, aclrtMemcpyKind kind,
                              aclrtStream stream) {
-  return Call(Api::aclrtMemcpyAsync,
+  return Call(Api::aclrtMemcpyAsync, {.a = dst, .b = src, .bytes = count, .stream = stream, .has_stream = true},
               [&](Runtime& runtime) { return CopyAsync(runtime, {dst, dest_max, src, count, kind}, stream); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMemset(void* ptr, size_t max_count, int32_t value, size_t count) {
-  return Call(Api::aclrtMemset, [&](Runtime& runtime) {
+  return Call(Api::aclrtMemset, {.a = ptr, .bytes = count}, [&](Runtime& runtime) {
     Place place;
     ACLEMU_TRY(CheckFill(runtime, ptr, max_count, count, &place));
-    SetBytes(place, static_cast<uint8_t>(value), count);
+    Outcome outcome = RunFill({place, place, count, CurrentApi(), false, -1, Due(Model().sync_copy_us), nullptr},
+                              static_cast<uint8_t>(value));
+    ChargeUntil(outcome.end);
+    ACLEMU_TRY(outcome.code);
     Bump(Stats().memsets);
     return ACL_SUCCESS;
   });
@@ -206,19 +213,21 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMemset(void* ptr, size_t max_count, int3
 
 ACLEMU_ENTRY(aclError)
 aclemu_impl_aclrtMemsetAsync(void* ptr, size_t max_count, int32_t value, size_t count, aclrtStream handle) {
-  return Call(Api::aclrtMemsetAsync, [&](Runtime& runtime) {
-    Task task{};
-    task.kind = Task::Kind::kSet;
-    ACLEMU_TRY(CheckFill(runtime, ptr, max_count, count, &task.dst));
-    std::shared_ptr<Stream> stream;
-    ACLEMU_TRY(FindOwnStream(runtime, handle, &stream));
-    task.bytes = count;
-    task.value = static_cast<uint8_t>(value);
-    task.dst_use = InFlight(task.dst.range);
-    if (!stream->Submit(std::move(task))) return Fail(ACL_ERROR_RT_PARAM_INVALID, "the stream was destroyed meanwhile");
-    Bump(Stats().memsets);
-    return ACL_SUCCESS;
-  });
+  return Call(Api::aclrtMemsetAsync, {.a = ptr, .bytes = count, .stream = handle, .has_stream = true},
+              [&](Runtime& runtime) {
+                Task task{};
+                task.kind = Task::Kind::kSet;
+                ACLEMU_TRY(CheckFill(runtime, ptr, max_count, count, &task.dst));
+                std::shared_ptr<Stream> stream;
+                ACLEMU_TRY(FindOwnStream(runtime, handle, &stream));
+                task.bytes = count;
+                task.value = static_cast<uint8_t>(value);
+                task.dst_use = InFlight(task.dst.range);
+                if (!stream->Submit(std::move(task)))
+                  return Fail(ACL_ERROR_RT_PARAM_INVALID, "the stream was destroyed meanwhile");
+                Bump(Stats().memsets);
+                return ACL_SUCCESS;
+              });
 }
 
 }  // namespace aclemu
