@@ -256,7 +256,7 @@ TEST(FaultEffects, CapacityShrinksAndGrows) {
 
 TEST(FaultLost, EverythingOfTheDeviceFailsAndMemoryCanBeFreed) {
   InProcess({{"ACLEMU_LEAK_FATAL", "1"}}, [] {
-    ASSERT_EQ(aclInit(nullptr), ACL_SUCCESS);
+    Session other;  // on device 0
     ASSERT_EQ(aclrtSetDevice(1), ACL_SUCCESS);
     void *device = nullptr, *pinned = nullptr;
     aclrtStream stream = nullptr;
@@ -289,7 +289,7 @@ TEST(FaultLost, EverythingOfTheDeviceFailsAndMemoryCanBeFreed) {
     EXPECT_EQ(aclrtSetDevice(1), 507033);
     EXPECT_EQ(aclrtFree(device), ACL_SUCCESS);
     EXPECT_EQ(aclrtFreeHost(pinned), ACL_SUCCESS);
-    Session other;  // on device 0
+    ASSERT_EQ(aclrtSetDevice(0), ACL_SUCCESS);
     ASSERT_EQ(aclrtMemcpyAsync(other.device, 64, other.pinned, 64, kH2D, other.stream), ACL_SUCCESS);
     EXPECT_EQ(aclrtSynchronizeStream(other.stream), ACL_SUCCESS);
     EXPECT_EQ(aclrtQueryDeviceStatus(0, &status), ACL_SUCCESS);
