@@ -182,10 +182,11 @@ void AddPagedBytes(uint64_t bytes) {
 
 void ResetStats() {
   Counters& s = Stats();
-  for (Counter* c : {&s.device_allocs, &s.device_allocs_failed, &s.device_frees, &s.host_allocs, &s.host_frees,
-                     &s.host_registers, &s.host_unregisters, &s.memsets, &s.pageable_copies,
-                     &s.pageable_async_fallbacks, &s.set_device_calls, &s.set_device_switches, &s.streams_created,
-                     &s.events_created, &s.submits_blocked, &s.synchronizes, &s.violations}) {
+  for (Counter* c :
+       {&s.device_allocs, &s.device_allocs_failed, &s.device_frees, &s.host_allocs, &s.host_frees, &s.host_registers,
+        &s.host_unregisters, &s.memsets, &s.pageable_copies, &s.pageable_async_fallbacks, &s.set_device_calls,
+        &s.set_device_switches, &s.streams_created, &s.events_created, &s.submits_blocked, &s.synchronizes,
+        &s.violations, &s.submit_blocked_ns, &s.waited_ns}) {
     c->store(0);
   }
   for (auto* four : {&s.sync_copies, &s.sync_bytes, &s.async_copies, &s.async_bytes}) {
@@ -253,6 +254,12 @@ aclError Strict(Rule rule, aclError code, const char* format, ...) {
   va_end(args);
   Violated(rule);
   return Settings().on_violation == OnViolation::kLog ? ACL_SUCCESS : code;
+}
+
+uint32_t ThreadNumber() {
+  static std::atomic<uint32_t> next{1};
+  thread_local uint32_t number = next.fetch_add(1);
+  return number;
 }
 
 void SetCurrentApi(Api api) {

@@ -56,7 +56,7 @@ inline void Bump(Counter& counter, uint64_t by = 1) {
   X(host_unregisters) X(memsets) X(pageable_copies) X(pageable_async_fallbacks) \
   X(set_device_calls) X(set_device_switches) X(streams_created) X(streams_live) \
   X(events_created) X(events_live) X(submits_blocked) X(synchronizes) \
-  X(violations)
+  X(violations) X(submit_blocked_ns) X(waited_ns)
 // clang-format on
 
 struct Counters {
@@ -87,6 +87,9 @@ aclError Fail(aclError code, const char* format, ...) __attribute__((format(prin
 aclError Refuse(Rule rule, aclError code, const char* format, ...) __attribute__((format(printf, 3, 4)));
 // The caller broke a rule that the hardware would let pass, or lets pass sometimes. Returns code, but 0 in log mode.
 aclError Strict(Rule rule, aclError code, const char* format, ...) __attribute__((format(printf, 3, 4)));
+
+// The calling thread's number, in the order of their first calls: 1, 2, ...
+uint32_t ThreadNumber();
 
 void SetCurrentApi(Api api);
 Api CurrentApi();

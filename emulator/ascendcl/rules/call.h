@@ -4,8 +4,10 @@
 #include <new>
 
 #include "core/fault.h"
+#include "core/model.h"
 #include "core/report.h"
 #include "core/runtime.h"
+#include "core/transfer.h"
 
 namespace aclemu {
 
@@ -14,25 +16,40 @@ namespace aclemu {
 
 enum class NeedsInit { kNo, kYes };
 
-inline aclError BeforeCall(Api api, NeedsInit needs_init) {
+// What a call is about, for fault filters and the trace. device: when it is not that of the thread.
+struct CallArgs {
+  const void* a = nullptr;
+  const void* b = nullptr;
+  uint64_t bytes = 0;
+  const void* stream = nullptr;
+  bool has_stream = false;
+  int device = -1;
+};
+
+// The device of a call, -1 when there is none.
+int DeviceOf(Runtime& runtime, const CallArgs& args);
+// Device loss and injected faults. 0 when the call may go on.
+aclError CheckHealth(Runtime& runtime, Api api, const CallArgs& args);
+
+inline aclError BeforeCall(Api api, NeedsInit needs_init, const CallArgs& args) {
   Runtime& runtime = Runtime::Get();
   if (runtime.InForkedChild()) return Refuse(Rule::kT3, ACL_ERROR_RT_CONTEXT_NULL, "ACL used in a forked child");
   if (needs_init == NeedsInit::kYes && runtime.init_count.load(std::memory_order_relaxed) == 0) {
     aclError code = Strict(Rule::kI1, ACL_ERROR_UNINITIALIZE, "called without aclInit");
     if (code != ACL_SUCCESS) return code;
   }
-  aclError code = FaultPlan::Get().Check(Name(api));
-  return code == ACL_SUCCESS ? code : Fail(code, "injected fault");
+  return CheckHealth(runtime, api, args);
 }
 
 // Nothing is thrown across the C boundary; errno is overwritten, as a real runtime does.
 template <typename Body>
-aclError Call(Api api, NeedsInit needs_init, Body&& body) noexcept {
+aclError Call(Api api, NeedsInit needs_init, const CallArgs& args, Body&& body) noexcept {
   SetCurrentApi(api);
+  BeginCallTime();
   Bump(Stats().calls[static_cast<size_t>(api)]);
   aclError code;
   try {
-    code = BeforeCall(api, needs_init);
+    code = BeforeCall(api, needs_init, args);
     if (code == ACL_SUCCESS) code = body(Runtime::Get());
   } catch (const std::exception& error) {
     code = Fail(ACL_ERROR_BAD_ALLOC, "%s", error.what());
@@ -46,8 +63,18 @@ aclError Call(Api api, NeedsInit needs_init, Body&& body) noexcept {
 }
 
 template <typename Body>
+aclError Call(Api api, NeedsInit needs_init, Body&& body) noexcept {
+  return Call(api, needs_init, CallArgs{}, std::forward<Body>(body));
+}
+
+template <typename Body>
+aclError Call(Api api, const CallArgs& args, Body&& body) noexcept {
+  return Call(api, NeedsInit::kYes, args, std::forward<Body>(body));
+}
+
+template <typename Body>
 aclError Call(Api api, Body&& body) noexcept {
-  return Call(api, NeedsInit::kYes, std::forward<Body>(body));
+  return Call(api, NeedsInit::kYes, CallArgs{}, std::forward<Body>(body));
 }
 
 inline aclError NullPointer(const char* what) {

@@ -61,6 +61,7 @@ aclError Malloc(Runtime& runtime, void** out, size_t size, aclrtMemMallocPolicy 
   ACLEMU_TRY(NeedContext());
   int device = Runtime::Current()->device;
   DevicePool& pool = runtime.pool(device);
+  runtime.FeedTenant(device);
   auto block = std::make_shared<Range>(MemClass::kDevice, 0, size);
   block->device = device;
   bool fits = size <= Settings().hbm_bytes;
@@ -77,6 +78,7 @@ aclError Malloc(Runtime& runtime, void** out, size_t size, aclrtMemMallocPolicy 
   if (Settings().poison) {
     for (const Extent& extent : block->extents) Fill(pool.At(extent.offset), extent.bytes, 0xA5);
   }
+  ChargeMalloc(block->bytes);
   *out = reinterpret_cast<void*>(block->base);
   if (!runtime.ranges.Insert(std::move(block))) Broken("a fresh device address is taken");
   Bump(Stats().device_allocs);
@@ -94,6 +96,11 @@ aclError Release(Runtime& runtime, void* ptr, MemClass cls, Rule in_flight_rule,
     return users == 0;
   };
   *out = runtime.ranges.Remove(base, idle);
+  if (*out == nullptr && users > 0 && runtime.AnyLost()) {
+    // Tasks of a lost device let go in a moment.
+    Pause(Clock::now() + std::chrono::seconds(1),
+          [&] { return (*out = runtime.ranges.Remove(base, idle)) != nullptr; });
+  }
   if (*out == nullptr && users > 0) {
     ACLEMU_TRY(Strict(in_flight_rule, ACL_ERROR_RT_PARAM_INVALID, "%u queued tasks still use %p", users, ptr));
     *out = runtime.ranges.Remove(base, [&](const Range& range) { return range.cls == cls; });
@@ -151,11 +158,13 @@ aclError RegisterHost(Runtime& runtime, void* ptr, uint64_t size) {
   if (!runtime.ranges.Insert(std::make_shared<Range>(MemClass::kRegistered, base, size))) {
     return Fail(ACL_ERROR_RT_HOST_MEMORY_ALREADY_REGISTERED, "%p overlaps pinned or registered memory", ptr);
   }
+  ChargePin(size);
   Bump(Stats().host_registers);
   return ACL_SUCCESS;
 }
 
 aclError MemInfo(Runtime& runtime, aclrtMemAttr attr, size_t* free_bytes, size_t* total) {
+  runtime.FeedTenant(Runtime::Current()->device);
   DevicePool::Room room = runtime.pool(Runtime::Current()->device).GetRoom();
   uint64_t total_huge = room.total - room.total_normal;
   // Either kind of memory answers to its own names only, and to those without a kind.
@@ -193,26 +202,28 @@ aclError MemInfo(Runtime& runtime, aclrtMemAttr attr, size_t* free_bytes, size_t
 }  // namespace
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMalloc(void** ptr, size_t size, aclrtMemMallocPolicy policy) {
-  return Call(Api::aclrtMalloc,
+  return Call(Api::aclrtMalloc, {.bytes = size},
               [&](Runtime& runtime) { return Malloc(runtime, ptr, size, policy, Settings().soc->malloc_padding); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMallocAlign32(void** ptr, size_t size, aclrtMemMallocPolicy policy) {
-  return Call(Api::aclrtMallocAlign32, [&](Runtime& runtime) { return Malloc(runtime, ptr, size, policy, 0); });
+  return Call(Api::aclrtMallocAlign32, {.bytes = size},
+              [&](Runtime& runtime) { return Malloc(runtime, ptr, size, policy, 0); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtFree(void* ptr) {
-  return Call(Api::aclrtFree, [&](Runtime& runtime) {
+  return Call(Api::aclrtFree, {.a = ptr}, [&](Runtime& runtime) {
     if (ptr == nullptr) return NullPointer("devPtr");
     std::shared_ptr<Range> block;
     ACLEMU_TRY(Release(runtime, ptr, MemClass::kDevice, Rule::kM2, ACL_ERROR_RT_PARAM_INVALID, &block));
+    ChargeFree(block->bytes);
     Bump(Stats().device_frees);
     return ACL_SUCCESS;
   });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMallocHost(void** ptr, size_t size) {
-  return Call(Api::aclrtMallocHost, [&](Runtime& runtime) {
+  return Call(Api::aclrtMallocHost, {.bytes = size}, [&](Runtime& runtime) {
     if (ptr == nullptr) return NullPointer("hostPtr");
     if (size == 0) return Fail(ACL_ERROR_INVALID_PARAM, "size 0");
     ACLEMU_TRY(NeedContext());
@@ -227,6 +238,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMallocHost(void** ptr, size_t size) {
       // The program unmapped registered memory without unregistering it, and the system reused the addresses.
       return Refuse(Rule::kM1, ACL_ERROR_RT_MEMORY_ALLOCATION, "%p is registered but was unmapped", map);
     }
+    ChargePin(size);
     *ptr = map;
     Bump(Stats().host_allocs);
     return ACL_SUCCESS;
@@ -234,7 +246,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMallocHost(void** ptr, size_t size) {
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtFreeHost(void* ptr) {
-  return Call(Api::aclrtFreeHost, [&](Runtime& runtime) {
+  return Call(Api::aclrtFreeHost, {.a = ptr}, [&](Runtime& runtime) {
     if (ptr == nullptr) return NullPointer("hostPtr");
     std::shared_ptr<Range> block;
     ACLEMU_TRY(Release(runtime, ptr, MemClass::kPinned, Rule::kR2, ACL_ERROR_RT_PARAM_INVALID, &block));
@@ -245,7 +257,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtFreeHost(void* ptr) {
 
 ACLEMU_ENTRY(aclError)
 aclemu_impl_aclrtHostRegister(void* ptr, uint64_t size, aclrtHostRegisterType type, void** device_ptr) {
-  return Call(Api::aclrtHostRegister, [&](Runtime& runtime) {
+  return Call(Api::aclrtHostRegister, {.a = ptr, .bytes = size}, [&](Runtime& runtime) {
     if (ptr == nullptr || device_ptr == nullptr) return NullPointer("ptr or devPtr");
     if (size == 0) return Fail(ACL_ERROR_INVALID_PARAM, "size 0");
     if (type != ACL_HOST_REGISTER_MAPPED) return Fail(ACL_ERROR_INVALID_PARAM, "type %d", static_cast<int>(type));
@@ -260,7 +272,7 @@ aclemu_impl_aclrtHostRegister(void* ptr, uint64_t size, aclrtHostRegisterType ty
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtHostRegisterV2(void* ptr, uint64_t size, uint32_t flag) {
-  return Call(Api::aclrtHostRegisterV2, [&](Runtime& runtime) {
+  return Call(Api::aclrtHostRegisterV2, {.a = ptr, .bytes = size}, [&](Runtime& runtime) {
     if (ptr == nullptr) return NullPointer("ptr");
     if (size == 0) return Fail(ACL_ERROR_INVALID_PARAM, "size 0");
     constexpr uint32_t kReserved = ACL_HOST_REG_IOMEMORY | ACL_HOST_REG_READONLY;
@@ -274,7 +286,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtHostRegisterV2(void* ptr, uint64_t size,
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtHostUnregister(void* ptr) {
-  return Call(Api::aclrtHostUnregister, [&](Runtime& runtime) {
+  return Call(Api::aclrtHostUnregister, {.a = ptr}, [&](Runtime& runtime) {
     if (ptr == nullptr) return NullPointer("ptr");
     ACLEMU_TRY(NeedContext());
     std::shared_ptr<Range> block;
@@ -286,7 +298,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtHostUnregister(void* ptr) {
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtPointerGetAttributes(const void* ptr, aclrtPtrAttributes* attributes) {
-  return Call(Api::aclrtPointerGetAttributes, [&](Runtime& runtime) {
+  return Call(Api::aclrtPointerGetAttributes, {.a = ptr}, [&](Runtime& runtime) {
     if (ptr == nullptr || attributes == nullptr) return NullPointer("ptr or attributes");
     ACLEMU_TRY(NeedContext());
     Place place = runtime.ranges.Find(ptr);
