@@ -13,6 +13,7 @@
 #include "acl/acl.h"
 #include "core/clock.h"
 #include "core/copy.h"
+#include "core/race.h"
 #include "core/report.h"
 
 namespace aclemu {
@@ -76,6 +77,7 @@ struct Task {
   uint8_t value = 0;
   Api api = Api::kCount;  // that submitted it
   InFlight dst_use, src_use;
+  RaceTicket race;
   std::shared_ptr<Event> event;    // wait for an event not yet recorded, reset
   std::shared_ptr<Record> record;  // record, wait, reset
   // Set by Submit:
