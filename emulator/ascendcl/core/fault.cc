@@ -116,6 +116,13 @@ bool FaultPlan::Add(const std::string& text, std::string* why) {
   return true;
 }
 
+std::vector<FaultPlan::Count> FaultPlan::Counts() {
+  std::lock_guard lock(mu_);
+  std::vector<Count> counts;
+  for (const FaultRule& rule : rules_) counts.push_back({rule.text, rule.seen, rule.fired});
+  return counts;
+}
+
 void FaultPlan::StartTimer(const FaultRule& rule) {
   std::thread([this, rule, generation = generation_.load()] {
     MarkOwnThread();

@@ -84,6 +84,12 @@ class FaultPlan {
   }
   bool armed() const { return armed_.load(std::memory_order_relaxed); }
 
+  struct Count {
+    std::string rule;
+    uint64_t seen, fired;
+  };
+  std::vector<Count> Counts();  // of the present rules
+
   uint64_t fired() const { return fired_.load(std::memory_order_relaxed); }
   void ResetFired() { fired_.store(0, std::memory_order_relaxed); }
 

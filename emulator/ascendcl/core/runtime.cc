@@ -145,7 +145,7 @@ std::vector<Leak> Runtime::LeaksOf(int id) {
   std::vector<Leak> leaks;
   ranges.ForEach([&](const Range& range) {
     if (range.cls == MemClass::kDevice && range.device == id) {
-      leaks.push_back({"device memory", id, range.base, range.bytes});
+      leaks.push_back({"device memory", id, range.base, range.bytes, range.policy, range.stack});
     }
   });
   // Nothing but memory can be given back on a lost device.
@@ -170,7 +170,7 @@ std::vector<Leak> Runtime::Leaks() {
   ranges.ForEach([&](const Range& range) {
     if (range.cls == MemClass::kDevice) return;
     const char* kind = range.cls == MemClass::kPinned ? "pinned memory" : "registered memory";
-    leaks.push_back({kind, -1, range.base, range.bytes});
+    leaks.push_back({kind, -1, range.base, range.bytes, -1, range.stack});
   });
   return leaks;
 }

@@ -54,6 +54,8 @@ struct Leak {
   int device;
   uint64_t address;
   uint64_t bytes;
+  int policy = -1;
+  std::vector<void*> stack{};
 };
 
 // Objects by handle. A handle is a number shaped like an address where nothing is mapped; it is never used twice, so a

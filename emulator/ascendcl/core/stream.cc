@@ -203,6 +203,7 @@ void Stream::AwaitRoom(Lock& lock) {
 bool Stream::Submit(Task task) {
   static std::atomic<uint64_t> next_order{1};
   Charge(task.kind == Task::Kind::kCopy || task.kind == Task::Kind::kSet ? Model().submit_us : Model().event_us);
+  task.race = RaceTicket(task);
   Lock lock(mu_);
   AwaitRoom(lock);
   if (closed_) return false;
@@ -288,7 +289,7 @@ aclError Stream::Execute(Task& task, Deadline deadline, const Stop& stop, Clock:
     case Task::Kind::kCopy:
       outcome = RunCopy(transfer);
       *end = outcome.end;
-      return outcome.code;
+      return outcome.code != ACL_SUCCESS ? outcome.code : task.race.CheckSource(task);
     case Task::Kind::kSet:
       outcome = RunFill(transfer, task.value);
       *end = outcome.end;
@@ -338,6 +339,7 @@ bool Stream::RunFront(Lock& lock, Deadline deadline, const Stop* outer) {
   if (!gave_up) {
     task.dst_use = InFlight();
     task.src_use = InFlight();
+    task.race = RaceTicket();
     task.dst = Place();
     task.src = Place();
   }

@@ -14,6 +14,7 @@
 #include "acl/acl.h"
 #include "core/clock.h"
 #include "core/copy.h"
+#include "core/race.h"
 #include "core/report.h"
 
 namespace aclemu {
@@ -86,6 +87,7 @@ struct Task {
   uint8_t value = 0;
   Api api = Api::kCount;  // that submitted it
   InFlight dst_use, src_use;
+  RaceTicket race;
   std::shared_ptr<Event> event;        // wait for an event not yet recorded, reset
   std::shared_ptr<Record> record;      // record, wait, reset
   std::chrono::seconds wait_limit{0};  // wait: 0 is for ever, else counted from its first run

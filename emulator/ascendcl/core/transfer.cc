@@ -111,6 +111,9 @@ Outcome RunCopy(const Transfer& t) {
   Counters& stats = Stats();
   Bump((t.async ? stats.async_copies : stats.sync_copies)[direction]);
   Bump((t.async ? stats.async_bytes : stats.sync_bytes)[direction], t.bytes);
+  size_t host = static_cast<size_t>(t.src.OnHost() ? t.src.cls : t.dst.cls);
+  Bump(stats.copies_by_class[t.async][direction][host]);
+  Bump(stats.bytes_by_class[t.async][direction][host], t.bytes);
   if (!t.async && way.pageable) Bump(stats.pageable_copies);
   return outcome;
 }

@@ -53,7 +53,7 @@ typedef struct aclemu_stats {
   uint64_t faults_fired;
   /* since version 2 */
   uint64_t submit_blocked_ns; /* spent waiting for room in full queues */
-  uint64_t waited_ns;         /* spent in stream and device synchronizes, real time */
+  uint64_t waited_ns;         /* spent in synchronize calls, real time */
 } aclemu_stats;
 
 /* 0, or -1 when the version is not known or struct_bytes does not fit it. */

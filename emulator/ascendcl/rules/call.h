@@ -1,12 +1,14 @@
 // The frame of every API function: what is checked before its body and noted after it, and the checks bodies share.
 #pragma once
 #include <cerrno>
+#include <cstring>
 #include <new>
 
 #include "core/fault.h"
 #include "core/model.h"
 #include "core/report.h"
 #include "core/runtime.h"
+#include "core/trace.h"
 #include "core/transfer.h"
 
 namespace aclemu {
@@ -15,16 +17,6 @@ namespace aclemu {
 #define ACLEMU_ENTRY(ret) extern "C" __attribute__((visibility("default"))) ret
 
 enum class NeedsInit { kNo, kYes };
-
-// What a call is about, for fault filters and the trace. device: when it is not that of the thread.
-struct CallArgs {
-  const void* a = nullptr;
-  const void* b = nullptr;
-  uint64_t bytes = 0;
-  const void* stream = nullptr;
-  bool has_stream = false;
-  int device = -1;
-};
 
 // The device of a call, -1 when there is none.
 int DeviceOf(Runtime& runtime, const CallArgs& args);
@@ -46,6 +38,7 @@ template <typename Body>
 aclError Call(Api api, NeedsInit needs_init, const CallArgs& args, Body&& body) noexcept {
   SetCurrentApi(api);
   BeginCallTime();
+  Clock::time_point begin = TraceBegin();
   Bump(Stats().calls[static_cast<size_t>(api)]);
   aclError code;
   try {
@@ -57,7 +50,9 @@ aclError Call(Api api, NeedsInit needs_init, const CallArgs& args, Body&& body) 
   if (code != ACL_SUCCESS) {
     Bump(Stats().failed_calls[static_cast<size_t>(api)]);
     Runtime::Thread().last_error = code;
+    if (args.out != nullptr && Settings().poison_out) memset(args.out, 0xEE, args.out_bytes);
   }
+  Trace(api, args, begin, code);
   errno = ENOTTY;
   return code;
 }
@@ -75,6 +70,14 @@ aclError Call(Api api, const CallArgs& args, Body&& body) noexcept {
 template <typename Body>
 aclError Call(Api api, Body&& body) noexcept {
   return Call(api, NeedsInit::kYes, CallArgs{}, std::forward<Body>(body));
+}
+
+// Names an output for ACLEMU_POISON_OUT.
+template <typename T>
+CallArgs Out(T* out, CallArgs args = {}) {
+  args.out = out;
+  args.out_bytes = sizeof(T);
+  return args;
 }
 
 inline aclError NullPointer(const char* what) {

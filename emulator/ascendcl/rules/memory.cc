@@ -64,6 +64,8 @@ aclError Malloc(Runtime& runtime, void** out, size_t size, aclrtMemMallocPolicy 
   runtime.FeedTenant(device);
   auto block = std::make_shared<Range>(MemClass::kDevice, 0, size);
   block->device = device;
+  block->policy = static_cast<int>(policy);
+  block->stack = CaptureStack();
   bool fits = size <= Settings().hbm_bytes;
   if (fits) {
     uint64_t rounded = AlignUp(size, 32);
@@ -155,7 +157,9 @@ aclError RegisterHost(Runtime& runtime, void* ptr, uint64_t size) {
                 static_cast<unsigned long long>(size));
   }
   if (!IsMapped(base, size)) return Fail(ACL_ERROR_RT_PARAM_INVALID, "%p: not all pages are mapped", ptr);
-  if (!runtime.ranges.Insert(std::make_shared<Range>(MemClass::kRegistered, base, size))) {
+  auto block = std::make_shared<Range>(MemClass::kRegistered, base, size);
+  block->stack = CaptureStack();
+  if (!runtime.ranges.Insert(std::move(block))) {
     return Fail(ACL_ERROR_RT_HOST_MEMORY_ALREADY_REGISTERED, "%p overlaps pinned or registered memory", ptr);
   }
   ChargePin(size);
@@ -202,12 +206,12 @@ aclError MemInfo(Runtime& runtime, aclrtMemAttr attr, size_t* free_bytes, size_t
 }  // namespace
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMalloc(void** ptr, size_t size, aclrtMemMallocPolicy policy) {
-  return Call(Api::aclrtMalloc, {.bytes = size},
+  return Call(Api::aclrtMalloc, Out(ptr, {.bytes = size}),
               [&](Runtime& runtime) { return Malloc(runtime, ptr, size, policy, Settings().soc->malloc_padding); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMallocAlign32(void** ptr, size_t size, aclrtMemMallocPolicy policy) {
-  return Call(Api::aclrtMallocAlign32, {.bytes = size},
+  return Call(Api::aclrtMallocAlign32, Out(ptr, {.bytes = size}),
               [&](Runtime& runtime) { return Malloc(runtime, ptr, size, policy, 0); });
 }
 
@@ -223,7 +227,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtFree(void* ptr) {
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMallocHost(void** ptr, size_t size) {
-  return Call(Api::aclrtMallocHost, {.bytes = size}, [&](Runtime& runtime) {
+  return Call(Api::aclrtMallocHost, Out(ptr, {.bytes = size}), [&](Runtime& runtime) {
     if (ptr == nullptr) return NullPointer("hostPtr");
     if (size == 0) return Fail(ACL_ERROR_INVALID_PARAM, "size 0");
     ACLEMU_TRY(NeedContext());
@@ -232,6 +236,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMallocHost(void** ptr, size_t size) {
     if (map == nullptr) return Fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "no pinned memory of %zu bytes", size);
     auto block = std::make_shared<Range>(MemClass::kPinned, reinterpret_cast<uintptr_t>(map), size);
     block->map = map;
+    block->stack = CaptureStack();
     block->map_bytes = bytes + kPage;
     if (Settings().poison) Fill(static_cast<std::byte*>(map), size, 0xA5);
     if (!runtime.ranges.Insert(std::move(block))) {
@@ -298,7 +303,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtHostUnregister(void* ptr) {
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtPointerGetAttributes(const void* ptr, aclrtPtrAttributes* attributes) {
-  return Call(Api::aclrtPointerGetAttributes, {.a = ptr}, [&](Runtime& runtime) {
+  return Call(Api::aclrtPointerGetAttributes, Out(attributes, {.a = ptr}), [&](Runtime& runtime) {
     if (ptr == nullptr || attributes == nullptr) return NullPointer("ptr or attributes");
     ACLEMU_TRY(NeedContext());
     Place place = runtime.ranges.Find(ptr);
@@ -327,7 +332,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtPointerGetAttributes(const void* ptr, ac
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtGetMemInfo(aclrtMemAttr attr, size_t* free_bytes, size_t* total) {
-  return Call(Api::aclrtGetMemInfo, [&](Runtime& runtime) {
+  return Call(Api::aclrtGetMemInfo, Out(free_bytes), [&](Runtime& runtime) {
     if (free_bytes == nullptr || total == nullptr) return NullPointer("free or total");
     if (static_cast<uint32_t>(attr) > ACL_MEM_P2P_HUGE1G) return Fail(ACL_ERROR_INVALID_PARAM, "attribute %d", attr);
     ACLEMU_TRY(NeedContext());

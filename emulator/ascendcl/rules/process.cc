@@ -122,7 +122,7 @@ ACLEMU_ENTRY(const char*) aclemu_impl_aclGetRecentErrMsg(void) {
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtGetDeviceCount(uint32_t* count) {
-  return Call(Api::aclrtGetDeviceCount, [&](Runtime& runtime) {
+  return Call(Api::aclrtGetDeviceCount, Out(count), [&](Runtime& runtime) {
     if (count == nullptr) return NullPointer("count");
     *count = runtime.device_count();
     return ACL_SUCCESS;
@@ -160,7 +160,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtResetDeviceForce(int32_t id) {
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtGetDevice(int32_t* id) {
-  return Call(Api::aclrtGetDevice, [&](Runtime&) {
+  return Call(Api::aclrtGetDevice, Out(id), [&](Runtime&) {
     if (id == nullptr) return NullPointer("device");
     if (Runtime::Current() == nullptr) return Unbound();
     *id = Runtime::Current()->device;
@@ -181,7 +181,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtSynchronizeDeviceWithTimeout(int32_t ms)
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtCreateContext(aclrtContext* context, int32_t id) {
-  return Call(Api::aclrtCreateContext, {.device = id}, [&](Runtime& runtime) {
+  return Call(Api::aclrtCreateContext, Out(context, {.device = id}), [&](Runtime& runtime) {
     if (context == nullptr) return NullPointer("context");
     ACLEMU_TRY(NeedDevice(runtime, id));
     auto created = runtime.NewContext(id, false);
@@ -218,7 +218,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtSetCurrentContext(aclrtContext handle) {
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtGetCurrentContext(aclrtContext* context) {
-  return Call(Api::aclrtGetCurrentContext, [&](Runtime&) {
+  return Call(Api::aclrtGetCurrentContext, Out(context), [&](Runtime&) {
     if (context == nullptr) return NullPointer("context");
     if (Runtime::Current() == nullptr) return Unbound();
     *context = reinterpret_cast<aclrtContext>(Runtime::Current()->handle);
@@ -227,7 +227,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtGetCurrentContext(aclrtContext* context)
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtQueryDeviceStatus(int32_t id, aclrtDeviceStatus* status) {
-  return Call(Api::aclrtQueryDeviceStatus, {.device = id}, [&](Runtime& runtime) {
+  return Call(Api::aclrtQueryDeviceStatus, Out(status, {.device = id}), [&](Runtime& runtime) {
     if (status == nullptr) return NullPointer("status");
     ACLEMU_TRY(NeedDevice(runtime, id));
     *status = runtime.LostCode(id) == ACL_SUCCESS ? ACL_RT_DEVICE_STATUS_NORMAL : ACL_RT_DEVICE_STATUS_ABNORMAL;
@@ -236,7 +236,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtQueryDeviceStatus(int32_t id, aclrtDevic
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtDeviceCanAccessPeer(int32_t* can, int32_t id, int32_t peer) {
-  return Call(Api::aclrtDeviceCanAccessPeer, [&](Runtime& runtime) {
+  return Call(Api::aclrtDeviceCanAccessPeer, Out(can), [&](Runtime& runtime) {
     if (can == nullptr) return NullPointer("canAccessPeer");
     if (id == peer) return Fail(ACL_ERROR_INVALID_PARAM, "device %d is no peer of itself", id);
     ACLEMU_TRY(NeedDevice(runtime, id));

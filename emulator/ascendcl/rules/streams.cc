@@ -118,7 +118,9 @@ aclError SynchronizeEvent(Runtime& runtime, aclrtEvent handle, Deadline deadline
   if (record == nullptr) {
     return event->is_ex ? ACL_SUCCESS : Fail(ACL_ERROR_RT_PARAM_INVALID, "the event was never recorded");
   }
+  auto begin = std::chrono::steady_clock::now();
   Waited waited = Await(record, deadline, nullptr);
+  Bump(Stats().waited_ns, static_cast<uint64_t>((std::chrono::steady_clock::now() - begin).count()));
   ChargeUntil(Clock::now() + Microseconds(Model().sync_us));
   if (waited != Waited::kDone) {
     return Fail(ACL_ERROR_RT_EVENT_SYNC_TIMEOUT, "the event is not complete");
@@ -130,11 +132,12 @@ aclError SynchronizeEvent(Runtime& runtime, aclrtEvent handle, Deadline deadline
 }  // namespace
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtCreateStream(aclrtStream* stream) {
-  return Call(Api::aclrtCreateStream, [&](Runtime& runtime) { return CreateStream(runtime, stream, 0, 0); });
+  return Call(Api::aclrtCreateStream, Out(stream),
+              [&](Runtime& runtime) { return CreateStream(runtime, stream, 0, 0); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtCreateStreamWithConfig(aclrtStream* stream, uint32_t priority, uint32_t flag) {
-  return Call(Api::aclrtCreateStreamWithConfig,
+  return Call(Api::aclrtCreateStreamWithConfig, Out(stream),
               [&](Runtime& runtime) { return CreateStream(runtime, stream, priority, flag); });
 }
 
@@ -162,7 +165,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtSynchronizeStreamWithTimeout(aclrtStream
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtStreamQuery(aclrtStream handle, aclrtStreamStatus* status) {
-  return Call(Api::aclrtStreamQuery, {.stream = handle, .has_stream = true}, [&](Runtime& runtime) {
+  return Call(Api::aclrtStreamQuery, Out(status, {.stream = handle, .has_stream = true}), [&](Runtime& runtime) {
     if (status == nullptr) return NullPointer("status");
     std::shared_ptr<Stream> stream;
     ACLEMU_TRY(FindStream(runtime, handle, &stream));
@@ -182,18 +185,18 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtStreamAbort(aclrtStream handle) {
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtCreateEvent(aclrtEvent* event) {
-  return Call(Api::aclrtCreateEvent, [&](Runtime& runtime) {
+  return Call(Api::aclrtCreateEvent, Out(event), [&](Runtime& runtime) {
     return CreateEvent(runtime, event, ACL_EVENT_SYNC | ACL_EVENT_CAPTURE_STREAM_PROGRESS | ACL_EVENT_TIME_LINE, false);
   });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtCreateEventWithFlag(aclrtEvent* event, uint32_t flag) {
-  return Call(Api::aclrtCreateEventWithFlag,
+  return Call(Api::aclrtCreateEventWithFlag, Out(event),
               [&](Runtime& runtime) { return CreateEvent(runtime, event, flag, false); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtCreateEventExWithFlag(aclrtEvent* event, uint32_t flag) {
-  return Call(Api::aclrtCreateEventExWithFlag,
+  return Call(Api::aclrtCreateEventExWithFlag, Out(event),
               [&](Runtime& runtime) { return CreateEvent(runtime, event, flag, true); });
 }
 
@@ -253,7 +256,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtSynchronizeEventWithTimeout(aclrtEvent e
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtQueryEventStatus(aclrtEvent handle, aclrtEventRecordedStatus* status) {
-  return Call(Api::aclrtQueryEventStatus, [&](Runtime& runtime) {
+  return Call(Api::aclrtQueryEventStatus, Out(status), [&](Runtime& runtime) {
     if (status == nullptr) return NullPointer("status");
     std::shared_ptr<Event> event;
     ACLEMU_TRY(FindEvent(runtime, handle, &event));
@@ -283,7 +286,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtStreamWaitEvent(aclrtStream stream_handl
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtEventElapsedTime(float* ms, aclrtEvent start_handle, aclrtEvent end_handle) {
-  return Call(Api::aclrtEventElapsedTime, [&](Runtime& runtime) {
+  return Call(Api::aclrtEventElapsedTime, Out(ms), [&](Runtime& runtime) {
     if (ms == nullptr) return NullPointer("ms");
     std::shared_ptr<Event> start, end;
     ACLEMU_TRY(FindEvent(runtime, start_handle, &start));
