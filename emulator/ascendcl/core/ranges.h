@@ -27,6 +27,8 @@ struct Range {
   DevicePool* pool = nullptr;
   void* map = nullptr;  // of a pinned block, with its guard page
   uint64_t map_bytes = 0;
+  int policy = -1;                     // as asked for, of a device block
+  std::vector<void*> stack;            // of the call that made it, see CaptureStack
   std::atomic<uint32_t> in_flight{0};  // queued tasks that use the block
 
   Range(MemClass c, uintptr_t b, uint64_t n) : cls(c), base(b), bytes(n) {}

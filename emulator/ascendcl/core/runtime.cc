@@ -3,6 +3,8 @@
 
 #include <pthread.h>
 
+#include <thread>
+
 #include "core/report.h"
 
 namespace aclemu {
@@ -57,6 +59,7 @@ std::shared_ptr<Context> Runtime::NewContext(int id, bool primary) {
   context->primary = primary;
   context->default_stream = std::make_shared<Stream>(id, context->handle, context->failure);
   contexts.Add(context->handle, context);
+  WatchLost(id);
   return context;
 }
 
@@ -86,13 +89,67 @@ void Runtime::EndDevice(int id, uint64_t handle_limit) {
   Bump(Stats().device_frees, ranges.RemoveDevice(id).size());
 }
 
+void Runtime::LoseDevice(int id, aclError code) {
+  shared(id).SetLost(code);
+  NoticeLost(id);
+}
+
+void Runtime::NoticeLost(int id) {
+  any_lost_ = true;
+  if (device(id).lost_noticed.exchange(true)) return;
+  aclError code = LostCode(id);
+  for (const auto& stream : UsedStreams()) {
+    if (stream->device == id) stream->Lose(code);
+  }
+  std::lock_guard lock(Event::mutex());
+  Event::changed().notify_all();
+}
+
+void Runtime::WatchLost(int id) {
+  if (!SharedDevice::Sharing() || device(id).lost_watched.exchange(true)) return;
+  std::thread([this, id] {
+    MarkOwnThread();
+    shared(id).AwaitLost();
+    NoticeLost(id);
+  }).detach();
+}
+
+void Runtime::LimitCapacity(int id, uint64_t bytes) {
+  Device& d = device(id);
+  uint64_t total = pool(id).GetRoom().total;
+  {
+    std::lock_guard lock(d.tenant_mu);
+    if (!d.tenant_has.empty()) pool(id).Give(d.tenant_has, true);
+    d.tenant_has.clear();
+    d.tenant_wants = bytes >= total ? 0 : (total - bytes) / kChunk * kChunk;
+    d.has_tenant = d.tenant_wants > 0;
+  }
+  FeedTenant(id);
+}
+
+void Runtime::FeedTenant(int id) {
+  Device& d = device(id);
+  if (!d.has_tenant.load(std::memory_order_relaxed)) return;
+  DevicePool& from = pool(id);
+  std::lock_guard lock(d.tenant_mu);
+  std::vector<Extent> taken;
+  while (d.tenant_wants > 0) {
+    uint64_t bytes = std::min(d.tenant_wants, from.GetRoom().free_huge);
+    if (bytes == 0 || !from.Take(bytes, true, &taken)) return;
+    d.tenant_has.insert(d.tenant_has.end(), taken.begin(), taken.end());
+    d.tenant_wants -= bytes;
+  }
+}
+
 std::vector<Leak> Runtime::LeaksOf(int id) {
   std::vector<Leak> leaks;
   ranges.ForEach([&](const Range& range) {
     if (range.cls == MemClass::kDevice && range.device == id) {
-      leaks.push_back({"device memory", id, range.base, range.bytes});
+      leaks.push_back({"device memory", id, range.base, range.bytes, range.policy, range.stack});
     }
   });
+  // Nothing but memory can be given back on a lost device.
+  if (device(id).lost_noticed.load()) return leaks;
   for (auto& [handle, stream] : streams.Select([&](const Stream& s) { return s.device == id; })) {
     leaks.push_back({"stream", id, handle, 0});
   }
@@ -113,7 +170,7 @@ std::vector<Leak> Runtime::Leaks() {
   ranges.ForEach([&](const Range& range) {
     if (range.cls == MemClass::kDevice) return;
     const char* kind = range.cls == MemClass::kPinned ? "pinned memory" : "registered memory";
-    leaks.push_back({kind, -1, range.base, range.bytes});
+    leaks.push_back({kind, -1, range.base, range.bytes, -1, range.stack});
   });
   return leaks;
 }

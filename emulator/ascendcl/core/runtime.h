@@ -33,7 +33,14 @@ struct Device {
   std::shared_ptr<Context> primary;
   std::unique_ptr<DevicePool> pool;
   std::atomic<int32_t> next_stream_id{1};  // 0: the default streams
-  std::atomic<uint64_t> peers{0};  // bit d: access to device d was enabled from here
+  std::atomic<uint64_t> peers{0};          // bit d: access to device d was enabled from here
+  std::atomic<bool> lost_noticed{false};   // pending work has ended because the device is lost
+  std::atomic<bool> lost_watched{false};   // a thread waits for other processes to lose it
+  std::mutex tenant_mu;                    // guards the next two
+  uint64_t tenant_wants = 0;               // memory that the limit of LimitCapacity takes away
+  std::vector<Extent> tenant_has;          // the part of it that was free so far, in whole chunks
+  std::atomic<bool> has_tenant{false};
+  std::atomic<bool> set_before{false};  // for the time model
 };
 
 struct ThreadState {
@@ -47,6 +54,8 @@ struct Leak {
   int device;
   uint64_t address;
   uint64_t bytes;
+  int policy = -1;
+  std::vector<void*> stack{};
 };
 
 // Objects by handle. A handle is a number shaped like an address where nothing is mapped; it is never used twice, so a
@@ -109,6 +118,18 @@ class Runtime {
   // memory. The caller holds no lock; the primary context was already taken out of the Device.
   void EndDevice(int id, uint64_t handle_limit);
 
+  // The device is gone, for every process: pending work ends with the code, and so does every later call.
+  void LoseDevice(int id, aclError code);
+  aclError LostCode(int id) { return shared(id).Lost(); }
+  // Ends the pending work of this process on a device that was lost, maybe by another process. The caller holds no
+  // lock.
+  void NoticeLost(int id);
+  bool AnyLost() const { return any_lost_.load(std::memory_order_relaxed); }
+  // As if somebody else held all but that many bytes of the device; what is in use now goes to him when it is freed.
+  void LimitCapacity(int id, uint64_t bytes);
+  // Before memory is taken or counted: lets the other one have what has become free.
+  void FeedTenant(int id);
+
   uint64_t NewHandle() { return next_handle_.fetch_add(64); }
 
   std::vector<Leak> Leaks();
@@ -129,11 +150,13 @@ class Runtime {
  private:
   Runtime();
   static void AfterForkInChild();
+  void WatchLost(int id);
 
   uint32_t visible_devices_;
   std::vector<Device> devices_;
   std::atomic<uint64_t> next_handle_{0x0acc'0000'0040ULL};
   std::atomic<bool> forked_child_{false};
+  std::atomic<bool> any_lost_{false};
 };
 
 }  // namespace aclemu

@@ -2,16 +2,19 @@
 #include "core/shared_device.h"
 
 #include <fcntl.h>
+#include <linux/futex.h>
 #include <pthread.h>
 #include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <climits>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -120,6 +123,16 @@ const std::vector<int>& VisibleDevices() {
 
 bool Share::Held() const {
   return std::any_of(std::begin(holders), std::end(holders), [](const auto& word) { return word.load() != 0; });
+}
+
+void SharedDevice::SetLost(aclError code) {
+  int32_t none = ACL_SUCCESS;
+  if (!control_->lost.compare_exchange_strong(none, code)) return;
+  syscall(SYS_futex, &control_->lost, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+void SharedDevice::AwaitLost() {
+  while (!IsLost()) syscall(SYS_futex, &control_->lost, FUTEX_WAIT, ACL_SUCCESS, nullptr, nullptr, 0);
 }
 
 bool SharedDevice::Sharing() {

@@ -101,10 +101,11 @@ class SharedDevice {
   static SharedDevice* OfPhysical(int physical, int* device);  // null when not visible
   static bool Sharing();                                       // ACLEMU_DIR is set
 
-  // Device state, seen by all processes. Cheap.
-  void SetLost(aclError code) { control_->lost.store(code); }
+  // Device state, seen by all processes. Cheap. The first code stays; a lost device never comes back.
+  void SetLost(aclError code);
   aclError Lost() const { return control_->lost.load(std::memory_order_relaxed); }
   bool IsLost() const { return Lost() != ACL_SUCCESS; }
+  void AwaitLost();  // returns once any process lost it
 
   // False when the device has no more of them; dead processes count until then at most.
   bool TakeStream(uint64_t limit) { return TakeCounted(&Owner::streams, &ControlHead::streams, limit); }

@@ -93,14 +93,10 @@ aclError CheckPlaces(Runtime& runtime, const CopyCall& call, const Place& dst, c
 }
 
 aclError CopyNow(const Place& dst, const Place& src, uint64_t bytes) {
-  Direction direction = DirectionOf(dst, src);
-  aclError fault = FaultPlan::Get().Check(Name(direction));
-  if (fault != ACL_SUCCESS) return Fail(fault, "injected fault");
-  ACLEMU_TRY(CopyBytes(dst, src, bytes));
-  Bump(Stats().sync_copies[static_cast<int>(direction)]);
-  Bump(Stats().sync_bytes[static_cast<int>(direction)], bytes);
-  if (dst.cls == MemClass::kPageable || src.cls == MemClass::kPageable) Bump(Stats().pageable_copies);
-  return ACL_SUCCESS;
+  ACLEMU_TRY(CheckSynchronous(dst, &src, bytes));
+  Outcome outcome = RunCopy({dst, src, bytes, CurrentApi(), false, -1, Due(Model().sync_copy_us), nullptr});
+  ChargeUntil(outcome.end);
+  return outcome.code == ACL_SUCCESS ? ACL_SUCCESS : Fail(outcome.code, "the copy failed");
 }
 
 aclError CheckAligned(const Place& dst, const Place& src) {
@@ -134,6 +130,10 @@ aclError DrainForPageable(Stream& stream) {
 }
 
 aclError SubmitCopy(Stream& stream, const Place& dst, const Place& src, uint64_t bytes) {
+  FaultAction fault =
+      FaultPlan::Get().Check({FaultPoint::Moment::kSubmit, CurrentApi(), static_cast<int>(DirectionOf(dst, src)),
+                              stream.device, bytes, stream.number});
+  if (fault.code != ACL_SUCCESS) return Fail(fault.code, "injected fault");
   Task task{};
   task.kind = Task::Kind::kCopy;
   task.dst = dst;
@@ -197,7 +197,7 @@ aclError CheckFill(Runtime& runtime, void* ptr, size_t max_count, size_t count, 
 
 ACLEMU_ENTRY(aclError)
 aclemu_impl_aclrtMemcpy(void* dst, size_t dest_max, const void* src, size_t count, aclrtMemcpyKind kind) {
-  return Call(Api::aclrtMemcpy, [&](Runtime& runtime) {
+  return Call(Api::aclrtMemcpy, {.a = dst, .b = src, .bytes = count}, [&](Runtime& runtime) {
     if (IsEmptyAndFine(count)) return ACL_SUCCESS;
     CopyCall call{dst, dest_max, src, count, kind};
     ACLEMU_TRY(CheckArguments(call));
@@ -212,16 +212,20 @@ aclemu_impl_aclrtMemcpy(void* dst, size_t dest_max, const void* src, size_t coun
 ACLEMU_ENTRY(aclError)
 aclemu_impl_aclrtMemcpyAsync(void* dst, size_t dest_max, const void* src, size_t count, aclrtMemcpyKind kind,
                              aclrtStream stream) {
-  return Call(Api::aclrtMemcpyAsync,
+  return Call(Api::aclrtMemcpyAsync, {.a = dst, .b = src, .bytes = count, .stream = stream, .has_stream = true},
               [&](Runtime& runtime) { return CopyAsync(runtime, {dst, dest_max, src, count, kind}, stream); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMemset(void* ptr, size_t max_count, int32_t value, size_t count) {
-  return Call(Api::aclrtMemset, [&](Runtime& runtime) {
+  return Call(Api::aclrtMemset, {.a = ptr, .bytes = count}, [&](Runtime& runtime) {
     if (IsEmptyAndFine(count)) return ACL_SUCCESS;
     Place place;
     ACLEMU_TRY(CheckFill(runtime, ptr, max_count, count, &place));
-    SetBytes(place, static_cast<uint8_t>(value), count);
+    ACLEMU_TRY(CheckSynchronous(place, nullptr, count));
+    Outcome outcome = RunFill({place, place, count, CurrentApi(), false, -1, Due(Model().sync_copy_us), nullptr},
+                              static_cast<uint8_t>(value));
+    ChargeUntil(outcome.end);
+    ACLEMU_TRY(outcome.code);
     Bump(Stats().memsets);
     return ACL_SUCCESS;
   });
@@ -229,7 +233,8 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMemset(void* ptr, size_t max_count, int3
 
 ACLEMU_ENTRY(aclError)
 aclemu_impl_aclrtMemsetAsync(void* ptr, size_t max_count, int32_t value, size_t count, aclrtStream handle) {
-  return Call(Api::aclrtMemsetAsync, [&](Runtime& runtime) {
+  const CallArgs args{.a = ptr, .bytes = count, .stream = handle, .has_stream = true};
+  return Call(Api::aclrtMemsetAsync, args, [&](Runtime& runtime) {
     if (IsEmptyAndFine(count)) return ACL_SUCCESS;
     Task task{};
     task.kind = Task::Kind::kSet;

@@ -27,6 +27,7 @@ aclError CheckPageable(aclrtMemcpyKind kind, const Place& dst, const Place& src,
 aclError DrainForPageable(Stream& stream);
 
 aclError CopyNow(const Place& dst, const Place& src, uint64_t bytes);
+// With the faults of a direction that were asked for at the call.
 aclError SubmitCopy(Stream& stream, const Place& dst, const Place& src, uint64_t bytes);
 
 }  // namespace aclemu

@@ -61,8 +61,11 @@ aclError Malloc(Runtime& runtime, void** out, size_t size, aclrtMemMallocPolicy 
   ACLEMU_TRY(NeedContext());
   int device = Runtime::Current()->device;
   DevicePool& pool = runtime.pool(device);
+  runtime.FeedTenant(device);
   auto block = std::make_shared<Range>(MemClass::kDevice, 0, size);
   block->device = device;
+  block->policy = static_cast<int>(policy);
+  block->stack = CaptureStack();
   bool fits = size <= Settings().hbm_bytes;
   if (fits) {
     uint64_t rounded = AlignUp(size, 32);
@@ -77,6 +80,7 @@ aclError Malloc(Runtime& runtime, void** out, size_t size, aclrtMemMallocPolicy 
   if (Settings().poison) {
     for (const Extent& extent : block->extents) Fill(pool.At(extent.offset), extent.bytes, 0xA5);
   }
+  ChargeMalloc(block->bytes);
   *out = reinterpret_cast<void*>(block->base);
   if (!runtime.ranges.Insert(std::move(block))) Broken("a fresh device address is taken");
   Bump(Stats().device_allocs);
@@ -94,6 +98,11 @@ aclError Release(Runtime& runtime, void* ptr, MemClass cls, Rule in_flight_rule,
     return users == 0;
   };
   *out = runtime.ranges.Remove(base, idle);
+  if (*out == nullptr && users > 0 && runtime.AnyLost()) {
+    // Tasks of a lost device let go in a moment.
+    Pause(Clock::now() + std::chrono::seconds(1),
+          [&] { return (*out = runtime.ranges.Remove(base, idle)) != nullptr; });
+  }
   if (*out == nullptr && users > 0) {
     ACLEMU_TRY(Strict(in_flight_rule, ACL_ERROR_RT_PARAM_INVALID, "%u queued tasks still use %p", users, ptr));
     *out = runtime.ranges.Remove(base, [&](const Range& range) { return range.cls == cls; });
@@ -148,14 +157,18 @@ aclError RegisterHost(Runtime& runtime, void* ptr, uint64_t size) {
                 static_cast<unsigned long long>(size));
   }
   if (!IsMapped(base, size)) return Fail(ACL_ERROR_RT_PARAM_INVALID, "%p: not all pages are mapped", ptr);
-  if (!runtime.ranges.Insert(std::make_shared<Range>(MemClass::kRegistered, base, size))) {
+  auto block = std::make_shared<Range>(MemClass::kRegistered, base, size);
+  block->stack = CaptureStack();
+  if (!runtime.ranges.Insert(std::move(block))) {
     return Fail(ACL_ERROR_RT_HOST_MEMORY_ALREADY_REGISTERED, "%p overlaps pinned or registered memory", ptr);
   }
+  ChargePin(size);
   Bump(Stats().host_registers);
   return ACL_SUCCESS;
 }
 
 aclError MemInfo(Runtime& runtime, aclrtMemAttr attr, size_t* free_bytes, size_t* total) {
+  runtime.FeedTenant(Runtime::Current()->device);
   DevicePool::Room room = runtime.pool(Runtime::Current()->device).GetRoom();
   uint64_t total_huge = room.total - room.total_normal;
   // Either kind of memory answers to its own names only, and to those without a kind.
@@ -193,26 +206,28 @@ aclError MemInfo(Runtime& runtime, aclrtMemAttr attr, size_t* free_bytes, size_t
 }  // namespace
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMalloc(void** ptr, size_t size, aclrtMemMallocPolicy policy) {
-  return Call(Api::aclrtMalloc,
+  return Call(Api::aclrtMalloc, Out(ptr, {.bytes = size}),
               [&](Runtime& runtime) { return Malloc(runtime, ptr, size, policy, Settings().soc->malloc_padding); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMallocAlign32(void** ptr, size_t size, aclrtMemMallocPolicy policy) {
-  return Call(Api::aclrtMallocAlign32, [&](Runtime& runtime) { return Malloc(runtime, ptr, size, policy, 0); });
+  return Call(Api::aclrtMallocAlign32, Out(ptr, {.bytes = size}),
+              [&](Runtime& runtime) { return Malloc(runtime, ptr, size, policy, 0); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtFree(void* ptr) {
-  return Call(Api::aclrtFree, [&](Runtime& runtime) {
+  return Call(Api::aclrtFree, {.a = ptr}, [&](Runtime& runtime) {
     if (ptr == nullptr) return NullPointer("devPtr");
     std::shared_ptr<Range> block;
     ACLEMU_TRY(Release(runtime, ptr, MemClass::kDevice, Rule::kM2, ACL_ERROR_RT_PARAM_INVALID, &block));
+    ChargeFree(block->bytes);
     Bump(Stats().device_frees);
     return ACL_SUCCESS;
   });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMallocHost(void** ptr, size_t size) {
-  return Call(Api::aclrtMallocHost, [&](Runtime& runtime) {
+  return Call(Api::aclrtMallocHost, Out(ptr, {.bytes = size}), [&](Runtime& runtime) {
     if (ptr == nullptr) return NullPointer("hostPtr");
     if (size == 0) return Fail(ACL_ERROR_INVALID_PARAM, "size 0");
     ACLEMU_TRY(NeedContext());
@@ -221,12 +236,14 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMallocHost(void** ptr, size_t size) {
     if (map == nullptr) return Fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "no pinned memory of %zu bytes", size);
     auto block = std::make_shared<Range>(MemClass::kPinned, reinterpret_cast<uintptr_t>(map), size);
     block->map = map;
+    block->stack = CaptureStack();
     block->map_bytes = bytes + kPage;
     if (Settings().poison) Fill(static_cast<std::byte*>(map), size, 0xA5);
     if (!runtime.ranges.Insert(std::move(block))) {
       // The program unmapped registered memory without unregistering it, and the system reused the addresses.
       return Refuse(Rule::kM1, ACL_ERROR_RT_MEMORY_ALLOCATION, "%p is registered but was unmapped", map);
     }
+    ChargePin(size);
     *ptr = map;
     Bump(Stats().host_allocs);
     return ACL_SUCCESS;
@@ -234,7 +251,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMallocHost(void** ptr, size_t size) {
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtFreeHost(void* ptr) {
-  return Call(Api::aclrtFreeHost, [&](Runtime& runtime) {
+  return Call(Api::aclrtFreeHost, {.a = ptr}, [&](Runtime& runtime) {
     if (ptr == nullptr) return NullPointer("hostPtr");
     std::shared_ptr<Range> block;
     ACLEMU_TRY(Release(runtime, ptr, MemClass::kPinned, Rule::kR2, ACL_ERROR_RT_PARAM_INVALID, &block));
@@ -245,7 +262,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtFreeHost(void* ptr) {
 
 ACLEMU_ENTRY(aclError)
 aclemu_impl_aclrtHostRegister(void* ptr, uint64_t size, aclrtHostRegisterType type, void** device_ptr) {
-  return Call(Api::aclrtHostRegister, [&](Runtime& runtime) {
+  return Call(Api::aclrtHostRegister, {.a = ptr, .bytes = size}, [&](Runtime& runtime) {
     if (ptr == nullptr || device_ptr == nullptr) return NullPointer("ptr or devPtr");
     if (size == 0) return Fail(ACL_ERROR_INVALID_PARAM, "size 0");
     if (type != ACL_HOST_REGISTER_MAPPED) return Fail(ACL_ERROR_INVALID_PARAM, "type %d", static_cast<int>(type));
@@ -260,7 +277,7 @@ aclemu_impl_aclrtHostRegister(void* ptr, uint64_t size, aclrtHostRegisterType ty
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtHostRegisterV2(void* ptr, uint64_t size, uint32_t flag) {
-  return Call(Api::aclrtHostRegisterV2, [&](Runtime& runtime) {
+  return Call(Api::aclrtHostRegisterV2, {.a = ptr, .bytes = size}, [&](Runtime& runtime) {
     if (ptr == nullptr) return NullPointer("ptr");
     if (size == 0) return Fail(ACL_ERROR_INVALID_PARAM, "size 0");
     constexpr uint32_t kReserved = ACL_HOST_REG_IOMEMORY | ACL_HOST_REG_READONLY;
@@ -274,7 +291,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtHostRegisterV2(void* ptr, uint64_t size,
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtHostUnregister(void* ptr) {
-  return Call(Api::aclrtHostUnregister, [&](Runtime& runtime) {
+  return Call(Api::aclrtHostUnregister, {.a = ptr}, [&](Runtime& runtime) {
     if (ptr == nullptr) return NullPointer("ptr");
     ACLEMU_TRY(NeedContext());
     std::shared_ptr<Range> block;
@@ -286,7 +303,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtHostUnregister(void* ptr) {
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtPointerGetAttributes(const void* ptr, aclrtPtrAttributes* attributes) {
-  return Call(Api::aclrtPointerGetAttributes, [&](Runtime& runtime) {
+  return Call(Api::aclrtPointerGetAttributes, Out(attributes, {.a = ptr}), [&](Runtime& runtime) {
     if (ptr == nullptr || attributes == nullptr) return NullPointer("ptr or attributes");
     ACLEMU_TRY(NeedContext());
     Place place = runtime.ranges.Find(ptr);
@@ -315,7 +332,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtPointerGetAttributes(const void* ptr, ac
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtGetMemInfo(aclrtMemAttr attr, size_t* free_bytes, size_t* total) {
-  return Call(Api::aclrtGetMemInfo, [&](Runtime& runtime) {
+  return Call(Api::aclrtGetMemInfo, Out(free_bytes), [&](Runtime& runtime) {
     if (free_bytes == nullptr || total == nullptr) return NullPointer("free or total");
     if (static_cast<uint32_t>(attr) > ACL_MEM_P2P_HUGE1G) return Fail(ACL_ERROR_INVALID_PARAM, "attribute %d", attr);
     ACLEMU_TRY(NeedContext());

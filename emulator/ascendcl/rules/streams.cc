@@ -118,54 +118,46 @@ aclError SynchronizeEvent(Runtime& runtime, aclrtEvent handle, Deadline deadline
   if (record == nullptr) {
     return event->is_ex ? ACL_SUCCESS : Fail(ACL_ERROR_RT_PARAM_INVALID, "the event was never recorded");
   }
-  if (Await(record, deadline, nullptr) != Waited::kDone) {
+  auto begin = std::chrono::steady_clock::now();
+  Waited waited = Await(record, deadline, nullptr);
+  Bump(Stats().waited_ns, static_cast<uint64_t>((std::chrono::steady_clock::now() - begin).count()));
+  ChargeUntil(Clock::now() + Microseconds(Model().sync_us));
+  if (waited != Waited::kDone) {
     return Fail(ACL_ERROR_RT_EVENT_SYNC_TIMEOUT, "the event is not complete");
   }
   std::lock_guard lock(Event::mutex());
   return record->error;
 }
 
-bool IsDone(Record& record) {
-  std::lock_guard lock(Event::mutex());
-  return record.done;
-}
-
-// A query makes progress when streams are lazy, as time would on a device.
-bool QueryRecord(const std::shared_ptr<Record>& record) {
-  if (IsDone(*record)) return true;
-  if (Settings().sched == Sched::kLazy) {
-    if (auto stream = record->stream.lock()) stream->Query();
-    return false;
-  }
-  return IsDone(*record);
-}
-
 }  // namespace
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtCreateStream(aclrtStream* stream) {
-  return Call(Api::aclrtCreateStream, [&](Runtime& runtime) { return CreateStream(runtime, stream, 0, 0); });
+  return Call(Api::aclrtCreateStream, Out(stream),
+              [&](Runtime& runtime) { return CreateStream(runtime, stream, 0, 0); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtCreateStreamWithConfig(aclrtStream* stream, uint32_t priority, uint32_t flag) {
-  return Call(Api::aclrtCreateStreamWithConfig,
+  return Call(Api::aclrtCreateStreamWithConfig, Out(stream),
               [&](Runtime& runtime) { return CreateStream(runtime, stream, priority, flag); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtDestroyStream(aclrtStream stream) {
-  return Call(Api::aclrtDestroyStream, [&](Runtime& runtime) { return DestroyStream(runtime, stream, true); });
+  return Call(Api::aclrtDestroyStream, {.stream = stream, .has_stream = true},
+              [&](Runtime& runtime) { return DestroyStream(runtime, stream, true); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtDestroyStreamForce(aclrtStream stream) {
-  return Call(Api::aclrtDestroyStreamForce, [&](Runtime& runtime) { return DestroyStream(runtime, stream, false); });
+  return Call(Api::aclrtDestroyStreamForce, {.stream = stream, .has_stream = true},
+              [&](Runtime& runtime) { return DestroyStream(runtime, stream, false); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtSynchronizeStream(aclrtStream stream) {
-  return Call(Api::aclrtSynchronizeStream,
+  return Call(Api::aclrtSynchronizeStream, {.stream = stream, .has_stream = true},
               [&](Runtime& runtime) { return SynchronizeStream(runtime, stream, kForever); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtSynchronizeStreamWithTimeout(aclrtStream stream, int32_t ms) {
-  return Call(Api::aclrtSynchronizeStreamWithTimeout, [&](Runtime& runtime) {
+  return Call(Api::aclrtSynchronizeStreamWithTimeout, {.stream = stream, .has_stream = true}, [&](Runtime& runtime) {
     Deadline deadline;
     ACLEMU_TRY(ParseTimeout(ms, &deadline));
     return SynchronizeStream(runtime, stream, deadline);
@@ -173,7 +165,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtSynchronizeStreamWithTimeout(aclrtStream
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtStreamQuery(aclrtStream handle, aclrtStreamStatus* status) {
-  return Call(Api::aclrtStreamQuery, [&](Runtime& runtime) {
+  return Call(Api::aclrtStreamQuery, Out(status, {.stream = handle, .has_stream = true}), [&](Runtime& runtime) {
     if (status == nullptr) return NullPointer("status");
     std::shared_ptr<Stream> stream;
     ACLEMU_TRY(FindStream(runtime, handle, &stream));
@@ -183,7 +175,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtStreamQuery(aclrtStream handle, aclrtStr
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtStreamAbort(aclrtStream handle) {
-  return Call(Api::aclrtStreamAbort, [&](Runtime& runtime) {
+  return Call(Api::aclrtStreamAbort, {.stream = handle, .has_stream = true}, [&](Runtime& runtime) {
     if (handle == nullptr) return NullPointer("stream");
     std::shared_ptr<Stream> stream;
     ACLEMU_TRY(FindStream(runtime, handle, &stream));
@@ -193,18 +185,18 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtStreamAbort(aclrtStream handle) {
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtCreateEvent(aclrtEvent* event) {
-  return Call(Api::aclrtCreateEvent, [&](Runtime& runtime) {
+  return Call(Api::aclrtCreateEvent, Out(event), [&](Runtime& runtime) {
     return CreateEvent(runtime, event, ACL_EVENT_SYNC | ACL_EVENT_CAPTURE_STREAM_PROGRESS | ACL_EVENT_TIME_LINE, false);
   });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtCreateEventWithFlag(aclrtEvent* event, uint32_t flag) {
-  return Call(Api::aclrtCreateEventWithFlag,
+  return Call(Api::aclrtCreateEventWithFlag, Out(event),
               [&](Runtime& runtime) { return CreateEvent(runtime, event, flag, false); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtCreateEventExWithFlag(aclrtEvent* event, uint32_t flag) {
-  return Call(Api::aclrtCreateEventExWithFlag,
+  return Call(Api::aclrtCreateEventExWithFlag, Out(event),
               [&](Runtime& runtime) { return CreateEvent(runtime, event, flag, true); });
 }
 
@@ -220,32 +212,35 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtDestroyEvent(aclrtEvent handle) {
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtRecordEvent(aclrtEvent event_handle, aclrtStream stream_handle) {
-  return Call(Api::aclrtRecordEvent, [&](Runtime& runtime) {
-    std::shared_ptr<Event> event;
-    std::shared_ptr<Stream> stream;
-    ACLEMU_TRY(FindPair(runtime, event_handle, stream_handle, &event, &stream));
-    Task task{};
-    task.kind = Task::Kind::kRecord;
-    task.record = std::make_shared<Record>();
-    auto record = task.record;
-    ACLEMU_TRY(Submit(*stream, std::move(task)));
-    event->SetLast(std::move(record));
-    return ACL_SUCCESS;
-  });
+  return Call(Api::aclrtRecordEvent, {.a = event_handle, .stream = stream_handle, .has_stream = true},
+              [&](Runtime& runtime) {
+                std::shared_ptr<Event> event;
+                std::shared_ptr<Stream> stream;
+                ACLEMU_TRY(FindPair(runtime, event_handle, stream_handle, &event, &stream));
+                Task task{};
+                task.kind = Task::Kind::kRecord;
+                task.record = std::make_shared<Record>();
+                auto record = task.record;
+                ACLEMU_TRY(Submit(*stream, std::move(task)));
+                event->SetLast(std::move(record));
+                return ACL_SUCCESS;
+              });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtResetEvent(aclrtEvent event_handle, aclrtStream stream_handle) {
-  return Call(Api::aclrtResetEvent, [&](Runtime& runtime) {
-    std::shared_ptr<Event> event;
-    std::shared_ptr<Stream> stream;
-    ACLEMU_TRY(FindPair(runtime, event_handle, stream_handle, &event, &stream));
-    if (event->is_ex) return Fail(ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "events of CreateEventExWithFlag have no reset");
-    Task task{};
-    task.kind = Task::Kind::kReset;
-    task.event = event;
-    task.record = event->last();
-    return Submit(*stream, std::move(task));
-  });
+  return Call(Api::aclrtResetEvent, {.a = event_handle, .stream = stream_handle, .has_stream = true},
+              [&](Runtime& runtime) {
+                std::shared_ptr<Event> event;
+                std::shared_ptr<Stream> stream;
+                ACLEMU_TRY(FindPair(runtime, event_handle, stream_handle, &event, &stream));
+                if (event->is_ex)
+                  return Fail(ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "events of CreateEventExWithFlag have no reset");
+                Task task{};
+                task.kind = Task::Kind::kReset;
+                task.event = event;
+                task.record = event->last();
+                return Submit(*stream, std::move(task));
+              });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtSynchronizeEvent(aclrtEvent event) {
@@ -261,36 +256,37 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtSynchronizeEventWithTimeout(aclrtEvent e
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtQueryEventStatus(aclrtEvent handle, aclrtEventRecordedStatus* status) {
-  return Call(Api::aclrtQueryEventStatus, [&](Runtime& runtime) {
+  return Call(Api::aclrtQueryEventStatus, Out(status), [&](Runtime& runtime) {
     if (status == nullptr) return NullPointer("status");
     std::shared_ptr<Event> event;
     ACLEMU_TRY(FindEvent(runtime, handle, &event));
     auto record = event->last();
-    bool done = record == nullptr ? event->is_ex : QueryRecord(record);
+    bool done = record == nullptr ? event->is_ex : IsComplete(record);
     *status = done ? ACL_EVENT_RECORDED_STATUS_COMPLETE : ACL_EVENT_RECORDED_STATUS_NOT_READY;
     return ACL_SUCCESS;
   });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtStreamWaitEvent(aclrtStream stream_handle, aclrtEvent event_handle) {
-  return Call(Api::aclrtStreamWaitEvent, [&](Runtime& runtime) {
-    std::shared_ptr<Event> event;
-    std::shared_ptr<Stream> stream;
-    ACLEMU_TRY(FindPair(runtime, event_handle, stream_handle, &event, &stream));
-    if ((event->flags & ACL_EVENT_SYNC) == 0) {
-      return Refuse(Rule::kS2, ACL_ERROR_RT_PARAM_INVALID, "a wait needs an event with the SYNC flag");
-    }
-    Task task{};
-    task.kind = Task::Kind::kWait;
-    task.event = event;
-    task.record = event->last();
-    if (task.record == nullptr && event->is_ex) return ACL_SUCCESS;
-    return Submit(*stream, std::move(task));
-  });
+  return Call(Api::aclrtStreamWaitEvent, {.a = event_handle, .stream = stream_handle, .has_stream = true},
+              [&](Runtime& runtime) {
+                std::shared_ptr<Event> event;
+                std::shared_ptr<Stream> stream;
+                ACLEMU_TRY(FindPair(runtime, event_handle, stream_handle, &event, &stream));
+                if ((event->flags & ACL_EVENT_SYNC) == 0) {
+                  return Refuse(Rule::kS2, ACL_ERROR_RT_PARAM_INVALID, "a wait needs an event with the SYNC flag");
+                }
+                Task task{};
+                task.kind = Task::Kind::kWait;
+                task.event = event;
+                task.record = event->last();
+                if (task.record == nullptr && event->is_ex) return ACL_SUCCESS;
+                return Submit(*stream, std::move(task));
+              });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtEventElapsedTime(float* ms, aclrtEvent start_handle, aclrtEvent end_handle) {
-  return Call(Api::aclrtEventElapsedTime, [&](Runtime& runtime) {
+  return Call(Api::aclrtEventElapsedTime, Out(ms), [&](Runtime& runtime) {
     if (ms == nullptr) return NullPointer("ms");
     std::shared_ptr<Event> start, end;
     ACLEMU_TRY(FindEvent(runtime, start_handle, &start));
