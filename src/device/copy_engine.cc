@@ -172,9 +172,8 @@ void CopyEngine::RunGroups(std::span<Group> groups) {
       group.outcome = RunStaged(group, lanes[i]->stream(), slots);
     }
     const std::string what = Describe(group.staged.empty() ? group.direct : group.staged);
-    auto finished = lanes[i]->Finish(options_.patience, what);
+    group.outcome = lanes[i]->Finish(std::move(group.outcome), options_.patience, what);
     lanes[i].reset();
-    if (group.outcome) group.outcome = std::move(finished);
     if (!group.outcome) {
       group.outcome = Annotate(group.outcome.error(),
                                fmt::format("{} ({})", what, group.staged.empty() ? "asynchronous" : "staged"));
@@ -195,10 +194,8 @@ Result<void> CopyEngine::RunRelay(std::span<const NpuCopy> copies) {
   if (slots.empty()) return SynchronousEach(copies);
   auto outcome = Relay(down->stream(), up->stream(), slots, Plan(copies), options_.patience);
   const std::string what = Describe(copies);
-  auto came = down->Finish(options_.patience, what);
-  auto went = up->Finish(options_.patience, what);
-  if (outcome) outcome = std::move(came);
-  if (outcome) outcome = std::move(went);
+  outcome = down->Finish(std::move(outcome), options_.patience, what);
+  outcome = up->Finish(std::move(outcome), options_.patience, what);
   if (!outcome) return Annotate(outcome.error(), what + " (through host memory)");
   return {};
 }
@@ -215,7 +212,7 @@ Result<void> CopyEngine::Copy(const NpuCopy& copy) {
   }
   RunGroups({&group, 1});
   // It may have been other memory than it looked like; a time-out is no such sign.
-  const bool misjudged = !group.outcome && route.pinned_by_others && group.outcome.error().vendor_code() != 0;
+  const bool misjudged = !group.outcome && route.pinned_by_others && !IsTimeOut(group.outcome);
   if (misjudged && !driver_.DeviceLost(copy.device_id())) return driver_.CopyNow(copy);
   return std::move(group.outcome);
 }
@@ -223,7 +220,7 @@ Result<void> CopyEngine::Copy(const NpuCopy& copy) {
 void CopyEngine::Settle(const Result<void>& outcome, std::span<const size_t> members, std::span<const NpuCopy> copies,
                         std::span<Result<void>> results) {
   // After a time-out the next copy would hang as well.
-  const bool retry = !outcome && outcome.error().vendor_code() != 0;
+  const bool retry = !outcome && !IsTimeOut(outcome);
   for (const size_t i : members) results[i] = retry ? Synchronous(copies[i]) : outcome;
 }
 

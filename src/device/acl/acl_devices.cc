@@ -74,7 +74,10 @@ Result<void> Devices::OpenDevice(int32_t device_id) {
   Result<Context> context = nullptr;
   std::thread([&] {
     AclError rc = functions().SetDevice(device_id);
-    if (rc == kSuccess) rc = functions().GetCurrentContext(&*context);
+    if (rc == kSuccess) {
+      rc = functions().GetCurrentContext(&*context);
+      if (rc != kSuccess) (void)functions().ResetDevice(device_id);
+    }
     if (rc != kSuccess) {
       context =
           std::unexpected(MakeStatus(functions(), ErrorCode::INTERNAL_ERROR, rc,
