@@ -39,6 +39,8 @@ enum class Rule : uint8_t {
   kC13,
   kR2,
   kS2,
+  kV1,
+  kV2,
   kCount
 };
 const char* Name(Rule rule);

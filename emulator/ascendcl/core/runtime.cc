@@ -4,6 +4,8 @@
 #include <pthread.h>
 
 #include "core/report.h"
+#include "core/shares.h"
+#include "core/virtual_memory.h"
 
 namespace aclemu {
 namespace {
@@ -82,6 +84,8 @@ void Runtime::EndDevice(int id, uint64_t handle_limit) {
     shared(id).GiveEvent();
     Stats().events_live.fetch_sub(1);
   }
+  IpcKeys::Get().DropDevice(id);
+  VirtualMemory::Get().DropDevice(id);
   // Dropping the blocks gives their storage back.
   Bump(Stats().device_frees, ranges.RemoveDevice(id).size());
 }
@@ -90,9 +94,11 @@ std::vector<Leak> Runtime::LeaksOf(int id) {
   std::vector<Leak> leaks;
   ranges.ForEach([&](const Range& range) {
     if (range.cls == MemClass::kDevice && range.device == id) {
-      leaks.push_back({"device memory", id, range.base, range.bytes});
+      constexpr const char* kKinds[] = {"device memory", "mapped memory", "imported memory"};
+      leaks.push_back({kKinds[static_cast<int>(range.origin)], id, range.base, range.bytes});
     }
   });
+  VirtualMemory::Get().AddLeaks(id, &leaks);
   for (auto& [handle, stream] : streams.Select([&](const Stream& s) { return s.device == id; })) {
     leaks.push_back({"stream", id, handle, 0});
   }

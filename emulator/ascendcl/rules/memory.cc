@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "rules/call.h"
+#include "rules/sharing.h"
 
 namespace aclemu {
 namespace {
@@ -191,6 +192,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtFree(void* ptr) {
   return Call(Api::aclrtFree, [&](Runtime& runtime) {
     if (ptr == nullptr) return NullPointer("devPtr");
     std::shared_ptr<Range> block;
+    ACLEMU_TRY(CheckFree(runtime.ranges.Find(ptr)));
     ACLEMU_TRY(Release(runtime, ptr, MemClass::kDevice, Rule::kM2, ACL_ERROR_RT_PARAM_INVALID, &block));
     Bump(Stats().device_frees);
     return ACL_SUCCESS;
