@@ -40,6 +40,12 @@ Pages Choose(aclrtMemMallocPolicy policy, uint64_t padded) {
   }
 }
 
+// Of the begin of a block.
+uint64_t AlignmentOf(const Range& block) {
+  if (!block.huge) return kPage;
+  return block.paged % kGiantPage == 0 ? kGiantPage : kChunk;
+}
+
 // Fills in where the bytes of the block live. False when the device is full.
 bool TakePages(DevicePool& pool, Pages pages, uint64_t padded, Range* block) {
   block->huge = pages != Pages::kNormal;
@@ -70,7 +76,7 @@ aclError Malloc(Runtime& runtime, void** out, size_t size, aclrtMemMallocPolicy 
     Pages pages = Choose(policy, rounded + padding);
     fits = TakePages(pool, pages, pages == Pages::kHuge1G ? rounded : rounded + padding, block.get());
   }
-  if (fits) block->base = runtime.ranges.ReserveAddresses(device, block->paged, block->huge ? kChunk : kPage);
+  if (fits) block->base = runtime.ranges.ReserveAddresses(device, block->paged, AlignmentOf(*block));
   if (!fits || block->base == 0) {
     Bump(Stats().device_allocs_failed);
     return Fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "device %d has no room for %zu bytes", device, size);
@@ -170,6 +176,11 @@ aclError MemInfo(Runtime& runtime, aclrtMemAttr attr, size_t* free_bytes, size_t
     case ACL_MEM_NORMAL:
       *free_bytes = room.free_normal;
       *total = room.total_normal;
+      return ACL_SUCCESS;
+    case ACL_HBM_MEM_HUGE1G:
+    case ACL_MEM_HUGE1G:
+      *free_bytes = room.free_huge / kGiantPage * kGiantPage;
+      *total = total_huge / kGiantPage * kGiantPage;
       return ACL_SUCCESS;
     default:  // what this chip does not have
       *free_bytes = 0;
