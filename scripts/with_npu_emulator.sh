@@ -25,6 +25,10 @@ Environment (docs/emulator.md explains each):
   ACLEMU_FAULT="aclrtMalloc@5=207001"  the 5th call returns that code; several with ';'; also H2D, D2H, D2D
   ACLEMU_REPORT=stderr|FILE            JSON at exit: counters, violations, leaks
   ACLEMU_LEAK_FATAL=1                  exit code 23 if memory, streams or events are live at exit
+  ACLEMU_DIR=/dev/shm/NAME             devices shared by all processes with this directory; remove it afterwards
+  ACLEMU_HBM_RESERVED=0                part of each device that is never free
+  ACLEMU_CACHE=1                       free memory moves in steps of up to 36 MiB, as with the real driver
+  ACLEMU_SEGV=0                        do not explain a host access to device memory
   ASCEND_RT_VISIBLE_DEVICES=0,1        as on a real host
 HELP
 }

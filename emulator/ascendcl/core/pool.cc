@@ -8,6 +8,7 @@
 
 #include "core/config.h"
 #include "core/report.h"
+#include "core/segv.h"
 
 namespace aclemu {
 
@@ -45,6 +46,7 @@ DevicePool::DevicePool(SharedDevice& device) : device_(device) {
   madvise(map, capacity, MADV_DONTFORK);
   madvise(map, capacity, MADV_HUGEPAGE);
   base_ = static_cast<std::byte*>(map);
+  ExplainHostAccess();
 }
 
 void DevicePool::Append(uint64_t offset, uint64_t bytes, std::vector<Extent>* out) {

@@ -23,8 +23,8 @@ constexpr const char* kApiNames[] = {
 #include "rules/api_list.inc"
 #undef ACL_API
 };
-constexpr const char* kRuleNames[] = {"I1", "I2", "T1", "T2", "T3", "M1",  "M2",  "M3",  "C1", "C2", "C3",  "C4",
-                                      "C5", "C6", "C7", "C8", "C9", "C10", "C11", "C13", "R2", "S2", "C12", "R1"};
+constexpr const char* kRuleNames[] = {"I1", "I2", "T1", "T2", "T3",  "M1",  "M2",  "M3", "C1", "C2",  "C3", "C4", "C5",
+                                      "C6", "C7", "C8", "C9", "C10", "C11", "C13", "R2", "S2", "C12", "R1", "V1", "V2"};
 static_assert(std::size(kRuleNames) == static_cast<size_t>(Rule::kCount));
 
 // A program that breaks one rule in a loop must not drown its own output.

@@ -42,6 +42,8 @@ enum class Rule : uint8_t {
   kS2,
   kC12,
   kR1,
+  kV1,
+  kV2,
   kCount
 };
 const char* Name(Rule rule);

@@ -6,6 +6,8 @@
 #include <thread>
 
 #include "core/report.h"
+#include "core/shares.h"
+#include "core/virtual_memory.h"
 
 namespace aclemu {
 namespace {
@@ -85,6 +87,8 @@ void Runtime::EndDevice(int id, uint64_t handle_limit) {
     shared(id).GiveEvent();
     Stats().events_live.fetch_sub(1);
   }
+  IpcKeys::Get().DropDevice(id);
+  VirtualMemory::Get().DropDevice(id);
   // Dropping the blocks gives their storage back.
   Bump(Stats().device_frees, ranges.RemoveDevice(id).size());
 }
@@ -145,9 +149,11 @@ std::vector<Leak> Runtime::LeaksOf(int id) {
   std::vector<Leak> leaks;
   ranges.ForEach([&](const Range& range) {
     if (range.cls == MemClass::kDevice && range.device == id) {
-      leaks.push_back({"device memory", id, range.base, range.bytes, range.policy, range.stack});
+      constexpr const char* kKinds[] = {"device memory", "mapped memory", "imported memory"};
+      leaks.push_back({kKinds[static_cast<int>(range.origin)], id, range.base, range.bytes, range.policy, range.stack});
     }
   });
+  VirtualMemory::Get().AddLeaks(id, &leaks);
   // Nothing but memory can be given back on a lost device.
   if (device(id).lost_noticed.load()) return leaks;
   for (auto& [handle, stream] : streams.Select([&](const Stream& s) { return s.device == id; })) {

@@ -299,7 +299,8 @@ bool SharedDevice::IsDead(const Owner& owner) const {
   if (owner.uuid == Self().uuid) return false;
   std::string path = ProcessFile(owner.uuid);
   int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return errno == ENOENT;  // swept on another device already
+  // Swept on another device already; unless somebody removed the whole directory while it is in use.
+  if (fd < 0) return errno == ENOENT && access(ProcessFile(Self().uuid.c_str()).c_str(), F_OK) == 0;
   // A shared lock, so that two processes that look at the same time both get it.
   bool dead = flock(fd, LOCK_SH | LOCK_NB) == 0;
   close(fd);

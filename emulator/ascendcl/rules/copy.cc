@@ -1,12 +1,22 @@
 // Copies and fills: argument rules, then the bytes or a task.
 #include "rules/copy.h"
 
+#include "core/virtual_memory.h"
+#include "rules/sharing.h"
+
 namespace aclemu {
 
 aclError CheckInside(const Place& place, const char* what, uint64_t bytes) {
   auto* at = reinterpret_cast<void*>(place.addr);
   auto size = static_cast<unsigned long long>(bytes);
-  if (place.cls == MemClass::kDeadDevice) {
+  // In virtual memory the rest of the addresses is reserved, but nothing is mapped there.
+  bool is_virtual = place.range != nullptr && place.range->origin == Origin::kVirtual;
+  if (place.cls == MemClass::kDeadDevice || (is_virtual && bytes > place.room)) {
+    bool reserved = is_virtual || VirtualMemory::Get().IsReserved(place.addr);
+    if (reserved) {
+      return Refuse(Rule::kV1, ACL_ERROR_RT_PARAM_INVALID, "%s %p + %llu is not all mapped on one device", what, at,
+                    size);
+    }
     return Refuse(Rule::kC5, ACL_ERROR_RT_PARAM_INVALID, "%s %p is in no live device block", what, at);
   }
   if (bytes <= place.room) return ACL_SUCCESS;
@@ -59,7 +69,7 @@ bool KindFits(aclrtMemcpyKind kind, Direction direction) {
 
 aclError CheckPeers(Runtime& runtime, const Place& dst, const Place& src) {
   int to = dst.range->device, from = src.range->device;
-  if (to == from) return ACL_SUCCESS;
+  if (to == from || ReachableByShare(dst, src)) return ACL_SUCCESS;
   bool both = (runtime.device(to).peers.load() >> from & 1) != 0 && (runtime.device(from).peers.load() >> to & 1) != 0;
   if (both) return ACL_SUCCESS;
   return Refuse(Rule::kC11, ACL_ERROR_RT_PARAM_INVALID, "peer access between %d and %d is not enabled both ways", from,
@@ -160,6 +170,7 @@ aclError CopyAsync(Runtime& runtime, const CopyCall& call, aclrtStream handle) {
   ACLEMU_TRY(FindOwnStream(runtime, handle, &stream));
   if (call.dst == call.src) return ACL_SUCCESS;
   Place dst = runtime.ranges.Find(call.dst), src = runtime.ranges.Find(call.src);
+  ACLEMU_TRY(CheckImported(dst, src, call.kind, true));
   if (dst.OnHost() && src.OnHost()) {
     return Refuse(Rule::kC9, ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "asynchronous host to host copy");
   }
@@ -190,6 +201,7 @@ aclError CheckFill(Runtime& runtime, void* ptr, size_t max_count, size_t count, 
     return Fail(ACL_ERROR_RT_PARAM_INVALID, "%p is not memory of ACL", ptr);
   }
   ACLEMU_TRY(CheckInside(*place, "devPtr", count));
+  ACLEMU_TRY(CheckImported(*place, *place, ACL_MEMCPY_DEFAULT, false));
   return CheckRoom(*place, max_count);
 }
 
@@ -204,6 +216,7 @@ aclemu_impl_aclrtMemcpy(void* dst, size_t dest_max, const void* src, size_t coun
     if (dst == src) return ACL_SUCCESS;
     ACLEMU_TRY(NeedContext());
     Place to = runtime.ranges.Find(dst), from = runtime.ranges.Find(src);
+    ACLEMU_TRY(CheckImported(to, from, kind, false));
     ACLEMU_TRY(CheckPlaces(runtime, call, to, from, Rule::kC1));
     return CopyNow(to, from, count);
   });

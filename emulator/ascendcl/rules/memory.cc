@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "rules/call.h"
+#include "rules/sharing.h"
 
 namespace aclemu {
 namespace {
@@ -37,6 +38,12 @@ Pages Choose(aclrtMemMallocPolicy policy, uint64_t padded) {
     default:
       return padded >= kChunk ? Pages::kHugeElseNormal : Pages::kNormal;
   }
+}
+
+// Of the begin of a block.
+uint64_t AlignmentOf(const Range& block) {
+  if (!block.huge) return kPage;
+  return block.paged % kGiantPage == 0 ? kGiantPage : kChunk;
 }
 
 // Fills in where the bytes of the block live. False when the device is full.
@@ -72,7 +79,7 @@ aclError Malloc(Runtime& runtime, void** out, size_t size, aclrtMemMallocPolicy 
     Pages pages = Choose(policy, rounded + padding);
     fits = TakePages(pool, pages, pages == Pages::kHuge1G ? rounded : rounded + padding, block.get());
   }
-  if (fits) block->base = runtime.ranges.ReserveAddresses(device, block->paged, block->huge ? kChunk : kPage);
+  if (fits) block->base = runtime.ranges.ReserveAddresses(device, block->paged, AlignmentOf(*block));
   if (!fits || block->base == 0) {
     Bump(Stats().device_allocs_failed);
     return Fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "device %d has no room for %zu bytes", device, size);
@@ -194,6 +201,12 @@ aclError MemInfo(Runtime& runtime, aclrtMemAttr attr, size_t* free_bytes, size_t
       *free_bytes = room.free_normal;
       *total = room.total_normal;
       return ACL_SUCCESS;
+    case ACL_HBM_MEM_HUGE1G:
+    case ACL_MEM_HUGE1G:
+      if (attr != ACL_MEM_HUGE1G && !hbm) break;
+      *free_bytes = room.free_huge / kGiantPage * kGiantPage;
+      *total = total_huge / kGiantPage * kGiantPage;
+      return ACL_SUCCESS;
     default:
       break;
   }
@@ -219,6 +232,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtFree(void* ptr) {
   return Call(Api::aclrtFree, {.a = ptr}, [&](Runtime& runtime) {
     if (ptr == nullptr) return NullPointer("devPtr");
     std::shared_ptr<Range> block;
+    ACLEMU_TRY(CheckFree(runtime.ranges.Find(ptr)));
     ACLEMU_TRY(Release(runtime, ptr, MemClass::kDevice, Rule::kM2, ACL_ERROR_RT_PARAM_INVALID, &block));
     ChargeFree(block->bytes);
     Bump(Stats().device_frees);

@@ -69,8 +69,10 @@ ACLEMU_ENTRY(void) aclemu_reset_stats(void) {
 
 ACLEMU_ENTRY(int64_t) aclemu_live_allocs(int32_t device) {
   int64_t count = 0;
-  Runtime::Get().ranges.ForEach(
-      [&](const Range& range) { count += range.cls == MemClass::kDevice && (device == -1 || range.device == device); });
+  Runtime::Get().ranges.ForEach([&](const Range& range) {
+    count +=
+        range.cls == MemClass::kDevice && range.origin == Origin::kMalloc && (device == -1 || range.device == device);
+  });
   return count;
 }
 

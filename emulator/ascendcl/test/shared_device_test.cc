@@ -4,6 +4,7 @@
 #include <sys/prctl.h>
 #include <sys/stat.h>
 
+#include <functional>
 #include <random>
 
 #include "core/shared_device.h"
@@ -199,33 +200,56 @@ TEST(SharedDevice, AForkedChildDoesNotKeepItsParentAlive) {
   EXPECT_EQ(kill(grandchild, SIGKILL), 0);
 }
 
-TEST(SharedDevice, StreamsAndEventsAreLimitedOverAllProcesses) {
+// Makes as many as it is told, and tells how many it got.
+void MakeStreams(Link& link) {
+  Start();
+  uint32_t wanted = 0;
+  while (link.Hear(&wanted)) {
+    uint32_t made = 0;
+    aclrtStream stream = nullptr;
+    aclError code = ACL_SUCCESS;
+    while (made < wanted && (code = aclrtCreateStream(&stream)) == ACL_SUCCESS) ++made;
+    EXPECT_TRUE(code == ACL_SUCCESS || code == ACL_ERROR_RT_NO_STREAM_RESOURCE) << code;
+    link.Tell(made);
+  }
+}
+
+void MakeEvents(Link& link) {
+  Start();
+  uint32_t wanted = 0;
+  while (link.Hear(&wanted)) {
+    uint32_t made = 0;
+    aclrtEvent event = nullptr;
+    aclError code = ACL_SUCCESS;
+    while (made < wanted && (code = aclrtCreateEvent(&event)) == ACL_SUCCESS) ++made;
+    EXPECT_TRUE(code == ACL_SUCCESS || code == ACL_ERROR_RT_NO_EVENT_RESOURCE) << code;
+    link.Tell(made);
+  }
+}
+
+uint32_t Make(Peer& peer, uint32_t count) {
+  peer.link().Tell(count);
+  return peer.link().Get<uint32_t>();
+}
+
+void LimitOverProcesses(const std::function<void(Link&)>& body, uint32_t limit) {
   SharedDir dir;
   Knobs knobs{{"ACLEMU_DIR", dir.path()}, {"ACLEMU_HBM", "16M"}};
-  auto body = [](Link& link) {
-    Start();
-    while (true) {
-      uint32_t wanted = 0;
-      if (!link.Hear(&wanted)) return;
-      uint32_t made = 0;
-      aclError code = ACL_SUCCESS;
-      for (; made < wanted && code == ACL_SUCCESS; made += code == ACL_SUCCESS) {
-        aclrtStream stream = nullptr;
-        code = aclrtCreateStream(&stream);
-      }
-      EXPECT_TRUE(code == ACL_SUCCESS || code == ACL_ERROR_RT_NO_STREAM_RESOURCE) << code;
-      link.Tell(made);
-    }
-  };
   Peer first(knobs, body), second(knobs, body);
-  first.link().Tell(1000u);
-  EXPECT_EQ(first.link().Get<uint32_t>(), 1000u);
-  second.link().Tell(1000u);
-  EXPECT_EQ(second.link().Get<uint32_t>(), 984u);
+  EXPECT_EQ(Make(first, limit / 2), limit / 2);
+  EXPECT_EQ(Make(second, limit), limit - limit / 2);
+  EXPECT_EQ(Make(first, 1), 0u);
   first.Kill();
-  second.link().Tell(1001u);
-  EXPECT_EQ(second.link().Get<uint32_t>(), 1000u);
+  EXPECT_EQ(Make(second, limit), limit / 2);
   EXPECT_EQ(second.Join(), 0);
+}
+
+TEST(SharedDevice, StreamsAreLimitedOverAllProcesses) {
+  LimitOverProcesses(MakeStreams, 1984);
+}
+
+TEST(SharedDevice, EventsAreLimitedOverAllProcesses) {
+  LimitOverProcesses(MakeEvents, 65536);
 }
 
 TEST(SharedDevice, AnotherCapacityIsRefusedWhileTheDeviceIsInUse) {
