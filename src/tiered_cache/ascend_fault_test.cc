@@ -251,12 +251,29 @@ class AscendFaultTest : public ::testing::Test {
   void TearDown() override { EmulatorProbe::Inject(""); }
 };
 
-TEST_F(AscendFaultTest, EachFunctionMayFailAtItsFirstSecondAndLastCall) {
+// In parts, which may run side by side.
+class AscendFunctionFaultTest : public AscendFaultTest, public ::testing::WithParamInterface<size_t> {
+ public:
+  static constexpr size_t kParts = 4;
+};
+
+TEST_P(AscendFunctionFaultTest, EachFunctionMayFailAtItsFirstSecondAndLastCall) {
   const auto calls = CallsOfOneLife();
   ExpectNothingLives();
-  EXPECT_GE(calls.size(), 15u) << "a life that uses few functions proves little";
+  EXPECT_GE(calls.size(), 20u) << "a life that uses few functions proves little";
+  size_t number = 0;
   for (const auto& [name, count] : calls) {
-    if (name != "aclGetRecentErrMsg") LiveWithEach(name, "", count, CodeFor(name));  // that one returns no code
+    if (number++ % kParts != GetParam() || name == "aclGetRecentErrMsg") continue;  // that one returns no code
+    LiveWithEach(name, "", count, CodeFor(name));
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Part, AscendFunctionFaultTest, ::testing::Range<size_t>(0, AscendFunctionFaultTest::kParts));
+
+TEST_F(AscendFaultTest, DeviceLostInAnyCopyTakesItsTierOnly) {
+  for (const char* direction : {"H2D", "D2H"}) {
+    for (const int nth : {1, 2, 4, 8, 16}) {
+      EXPECT_TRUE(LiveWith(fmt::format("{}@{}=507010", direction, nth), 507010)) << direction << " " << nth;
+    }
   }
 }
 

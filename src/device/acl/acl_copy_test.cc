@@ -308,6 +308,32 @@ TEST_F(AclCopyTest, EveryFailingCallIsAnErrorOrMadeGood) {
   }
 }
 
+TEST_F(AclCopyTest, CopyThatHangsIsAbortedAndItsLaneReplaced) {
+  if (functions().StreamAbort == nullptr) GTEST_SKIP() << "release without an abort";
+  Open({.patience = std::chrono::milliseconds(100)});
+  const auto a = Block(0, 4 * kMiB);
+  const auto b = Block(1, 4 * kMiB);
+  Bytes host = Pattern(4 * kMiB);
+  for (const char* rules : {"H2D@2=hang", "D2H@1=hang", "H2D@1=hang;aclrtDeviceCanAccessPeer@1=507899"}) {
+    if (!EmulatorProbe::TryInject(rules)) GTEST_SKIP() << "this emulator has no hangs";
+    const auto up = runtime_->CopyHostToDevice(a, host.size(), host.data(), host.size());
+    const auto across = runtime_->CopyDeviceToDevice(b, host.size(), a, host.size());
+    const auto down = runtime_->CopyDeviceToHost(host.data(), host.size(), a, host.size());
+    int errors = 0;
+    for (const auto* result : {&up, &across, &down}) {
+      if (*result) continue;
+      ++errors;
+      EXPECT_NE(result->error().message().find("timed out after 0.1 s"), std::string::npos)
+          << result->error().ToString();
+    }
+    EXPECT_EQ(errors, 1) << rules;
+    EmulatorProbe::Inject("");
+    host = Pattern(4 * kMiB);
+    ASSERT_TRUE(runtime_->CopyHostToDevice(a, host.size(), host.data(), host.size()));
+    EXPECT_EQ(Peek(a, host.size()), host);
+  }
+}
+
 // --- lost devices ---
 
 TEST_F(AclCopyTest, LostDeviceFailsAtOnceAndTheOtherGoesOn) {

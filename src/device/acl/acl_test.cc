@@ -30,6 +30,14 @@ TEST(AclErrorTest, KnownNumbersHaveNamesAndOthersDoNotFail) {
   EXPECT_EQ(acl::ErrorName(-1), "unknown");
 }
 
+TEST(AclErrorTest, EveryNumberThatIsActedOnHasAName) {
+  for (const int code : {100000, 100002, 100039, 107000, 107001, 107002, 107003, 107020, 107023, 107030,
+                         207000, 207001, 207007, 207008, 507001, 507010, 507013, 507033, 507046, 507047,
+                         507052, 507053, 507054, 507899, 507900, 507901, 507910, 507911}) {
+    EXPECT_NE(acl::ErrorName(code), "unknown") << code;
+  }
+}
+
 TEST(AclErrorTest, StatusSaysWhatFailedAndWhatTheRuntimeSays) {
   acl::FunctionTable functions;
   functions.GetRecentErrMsg = []() -> const char* { return "EL0004: no memory"; };

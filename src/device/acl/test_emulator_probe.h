@@ -21,9 +21,10 @@ struct EmulatorProbe {
     return reinterpret_cast<decltype(&aclemu_live_allocs)>(Required("aclemu_live_allocs"))(device_id);
   }
   // Makes calls fail, "name@nth=code;..."; "" ends it.
-  static void Inject(const char* rules) {
-    const int rc = reinterpret_cast<decltype(&aclemu_inject)>(Required("aclemu_inject"))(rules);
-    MC_CHECK(rc == 0, "fault rules '{}' were refused", rules);
+  static void Inject(const char* rules) { MC_CHECK(TryInject(rules), "fault rules '{}' were refused", rules); }
+  // False when the emulator does not know such rules.
+  static bool TryInject(const char* rules) {
+    return reinterpret_cast<decltype(&aclemu_inject)>(Required("aclemu_inject"))(rules) == 0;
   }
   // Bytes of a device, behind the runtime's back.
   static void Peek(const void* device_address, std::span<std::byte> bytes) {
