@@ -91,6 +91,9 @@ aclError Refuse(Rule rule, aclError code, const char* format, ...) __attribute__
 // The caller broke a rule that the hardware would let pass, or lets pass sometimes. Returns code, but 0 in log mode.
 aclError Strict(Rule rule, aclError code, const char* format, ...) __attribute__((format(printf, 3, 4)));
 
+// Nothing wrong, but not what the caller will want. Counted apart from the violations, never fatal.
+void Advise(Rule rule, bool log, const char* format, ...) __attribute__((format(printf, 3, 4)));
+
 void SetCurrentApi(Api api);
 Api CurrentApi();
 

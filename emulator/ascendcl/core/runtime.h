@@ -128,6 +128,8 @@ class Runtime {
   std::string init_config;  // guarded by init_mu; text of the first configuration
   bool was_init = false;    // guarded by init_mu
 
+  std::atomic<bool> capturing{false};  // some stream of the process records a graph
+
   RangeMap ranges;
   HandleTable<Context> contexts;
   HandleTable<Stream> streams;

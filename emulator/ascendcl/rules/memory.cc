@@ -1,9 +1,14 @@
 // Device memory, pinned and registered host memory, pointer queries.
+#include <dlfcn.h>
+#include <execinfo.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cstring>
+#include <mutex>
+#include <set>
 #include <vector>
 
 #include "rules/memory.h"
@@ -37,6 +42,37 @@ Pages Choose(aclrtMemMallocPolicy policy, uint64_t padded) {
     default:
       return padded >= kChunk ? Pages::kHugeElseNormal : Pages::kNormal;
   }
+}
+
+// Where the program called the ACL function that runs now: the first return address outside the emulator.
+void* CallSite() {
+  void* frames[16];
+  int count = backtrace(frames, 16);
+  for (int i = 1; i < count; ++i) {
+    Dl_info info{};
+    if (dladdr(frames[i], &info) == 0 || info.dli_fname == nullptr) return frames[i];
+    bool ours = false;
+    for (const char* name : {"libaclemu_core.so", "libascendcl.so", "libacl_rt.so"}) {
+      ours = ours || strstr(info.dli_fname, name) != nullptr;
+    }
+    if (!ours) return frames[i];
+  }
+  return nullptr;
+}
+
+// Rule M4: the padding alone costs such a block another large page.
+void AdviseOnSize(size_t size, aclrtMemMallocPolicy policy, uint64_t padding) {
+  if (size == 0 || size % kChunk != 0 || padding == 0) return;
+  Pages pages = Choose(policy, size + padding);
+  if (pages != Pages::kHuge && pages != Pages::kHugeElseNormal) return;
+  static std::mutex* const mutex = new std::mutex;
+  static auto* const sites = new std::set<void*>;
+  bool first;
+  {
+    std::lock_guard lock(*mutex);
+    first = sites->insert(CallSite()).second;
+  }
+  Advise(Rule::kM4, first, "%zu bytes take a page of 2 MiB more than they need; aclrtMallocAlign32 does not", size);
 }
 
 // Fills in where the bytes of the block live. False when the device is full.
@@ -229,6 +265,7 @@ aclError FreeHost(Runtime& runtime, void* ptr) {
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMalloc(void** ptr, size_t size, aclrtMemMallocPolicy policy) {
   return Call(Api::aclrtMalloc, [&](Runtime& runtime) {
+    AdviseOnSize(size, policy, Settings().soc->malloc_padding);
     return MallocDevice(runtime, ptr, size, policy, Settings().soc->malloc_padding);
   });
 }

@@ -87,11 +87,13 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclInit(const char* config) {
     if (runtime.init_count.load() == 0) {
       runtime.init_config = std::move(text);
       runtime.init_count = 1;
+      Runtime::Thread().repeated_init = false;
       return ACL_SUCCESS;
     }
     if (config != nullptr && text != runtime.init_config) {
       return Fail(ACL_ERROR_INVALID_PARAM, "aclInit again with another configuration");
     }
+    Runtime::Thread().repeated_init = true;
     if (Settings().release->counts_init) runtime.init_count.fetch_add(1);
     return ACL_ERROR_REPEAT_INITIALIZE;
   });
@@ -101,6 +103,9 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclFinalize(void) {
   return Call(Api::aclFinalize, NeedsInit::kNo, [&](Runtime& runtime) {
     std::lock_guard lock(runtime.init_mu);
     if (runtime.init_count.load() == 0) return Fail(ACL_ERROR_REPEAT_FINALIZE, "not initialised");
+    if (Runtime::Thread().repeated_init) {
+      Strict(Rule::kI2, ACL_SUCCESS, "finalized by one whose aclInit was not the first");
+    }
     NoteLeaks(Rule::kI2, runtime.Leaks());
     runtime.init_count = 0;
     return ACL_SUCCESS;
