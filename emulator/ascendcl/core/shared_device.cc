@@ -125,6 +125,11 @@ bool Share::Held() const {
   return std::any_of(std::begin(holders), std::end(holders), [](const auto& word) { return word.load() != 0; });
 }
 
+uint64_t SharedDevice::StreamsInUse() {
+  Lock lock(*this);
+  return control_->streams;
+}
+
 void SharedDevice::SetLost(aclError code) {
   int32_t none = ACL_SUCCESS;
   if (!control_->lost.compare_exchange_strong(none, code)) return;

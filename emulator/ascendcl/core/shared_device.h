@@ -109,6 +109,7 @@ class SharedDevice {
 
   // False when the device has no more of them; dead processes count until then at most.
   bool TakeStream(uint64_t limit) { return TakeCounted(&Owner::streams, &ControlHead::streams, limit); }
+  uint64_t StreamsInUse();
   void GiveStream() { GiveCounted(&Owner::streams, &ControlHead::streams); }
   bool TakeEvent() { return TakeCounted(&Owner::events, &ControlHead::events, kMaxEvents); }
   void GiveEvent() { GiveCounted(&Owner::events, &ControlHead::events); }

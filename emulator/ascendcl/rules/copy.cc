@@ -117,6 +117,11 @@ aclError CheckAligned(const Place& dst, const Place& src) {
   return Strict(Rule::kC8, ACL_ERROR_RT_ADDR_UNALIGNED, "an asynchronous copy needs 64 byte aligned ends");
 }
 
+aclError CheckCapture(Runtime& runtime) {
+  if (!runtime.capturing.load()) return ACL_SUCCESS;
+  return Refuse(Rule::kG1, ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT, "synchronous while a stream is being captured");
+}
+
 bool IsPageable(const Place& dst, const Place& src) {
   return dst.cls == MemClass::kPageable || src.cls == MemClass::kPageable;
 }
@@ -134,6 +139,9 @@ aclError CheckPageable(aclrtMemcpyKind kind, const Place& dst, const Place& src,
 }
 
 aclError DrainForPageable(Stream& stream) {
+  if (Runtime::Get().capturing.load()) {
+    return Refuse(Rule::kG1, Settings().release->capture_pageable, "pageable memory while a stream is being captured");
+  }
   ACLEMU_TRY(stream.Synchronize(kForever));
   Bump(Stats().pageable_async_fallbacks);
   return ACL_SUCCESS;
@@ -215,6 +223,7 @@ aclemu_impl_aclrtMemcpy(void* dst, size_t dest_max, const void* src, size_t coun
     ACLEMU_TRY(CheckArguments(call));
     if (dst == src) return ACL_SUCCESS;
     ACLEMU_TRY(NeedContext());
+    ACLEMU_TRY(CheckCapture(runtime));
     Place to = runtime.ranges.Find(dst), from = runtime.ranges.Find(src);
     ACLEMU_TRY(CheckImported(to, from, kind, false));
     ACLEMU_TRY(CheckPlaces(runtime, call, to, from, Rule::kC1));
@@ -234,6 +243,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMemset(void* ptr, size_t max_count, int3
     if (IsEmptyAndFine(count)) return ACL_SUCCESS;
     Place place;
     ACLEMU_TRY(CheckFill(runtime, ptr, max_count, count, &place));
+    ACLEMU_TRY(CheckCapture(runtime));
     ACLEMU_TRY(CheckSynchronous(place, nullptr, count));
     Outcome outcome = RunFill({place, place, count, CurrentApi(), false, -1, Due(Model().sync_copy_us), nullptr},
                               static_cast<uint8_t>(value));

@@ -19,6 +19,9 @@ aclError CheckRoute(Runtime& runtime, aclrtMemcpyKind kind, const Place& dst, co
 // What synchronous and asynchronous copies demand of the places, with the above.
 aclError CheckPlaces(Runtime& runtime, const CopyCall& call, const Place& dst, const Place& src, Rule kind_rule);
 
+// Rule G1: nothing synchronous while a graph is being captured.
+aclError CheckCapture(Runtime& runtime);
+
 // For asynchronous copies. Rule C8.
 aclError CheckAligned(const Place& dst, const Place& src);
 bool IsPageable(const Place& dst, const Place& src);
