@@ -218,7 +218,11 @@ void Stream::AwaitRoom(Lock& lock) {
 
 bool Stream::Submit(Task task) {
   static std::atomic<uint64_t> next_order{1};
-  Charge(task.kind == Task::Kind::kCopy || task.kind == Task::Kind::kSet ? Model().submit_us : Model().event_us);
+  if (task.kind == Task::Kind::kCopy || task.kind == Task::Kind::kSet) {
+    ChargeOnce(Model().submit_us);
+  } else {
+    Charge(Model().event_us);
+  }
   task.race = RaceTicket(task);
   Lock lock(mu_);
   AwaitRoom(lock);

@@ -104,7 +104,7 @@ aclError CheckPlaces(Runtime& runtime, const CopyCall& call, const Place& dst, c
 
 aclError CopyNow(const Place& dst, const Place& src, uint64_t bytes) {
   ACLEMU_TRY(CheckSynchronous(dst, &src, bytes));
-  Outcome outcome = RunCopy({dst, src, bytes, CurrentApi(), false, -1, Due(Model().sync_copy_us), nullptr});
+  Outcome outcome = RunCopy({dst, src, bytes, CurrentApi(), false, -1, DueOnce(Model().sync_copy_us), nullptr});
   ChargeUntil(outcome.end);
   return outcome.code == ACL_SUCCESS ? ACL_SUCCESS : Fail(outcome.code, "the copy failed");
 }
@@ -245,7 +245,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMemset(void* ptr, size_t max_count, int3
     ACLEMU_TRY(CheckFill(runtime, ptr, max_count, count, &place));
     ACLEMU_TRY(CheckCapture(runtime));
     ACLEMU_TRY(CheckSynchronous(place, nullptr, count));
-    Outcome outcome = RunFill({place, place, count, CurrentApi(), false, -1, Due(Model().sync_copy_us), nullptr},
+    Outcome outcome = RunFill({place, place, count, CurrentApi(), false, -1, DueOnce(Model().sync_copy_us), nullptr},
                               static_cast<uint8_t>(value));
     ChargeUntil(outcome.end);
     ACLEMU_TRY(outcome.code);
