@@ -84,6 +84,7 @@ aclError CheckPlaces(Runtime& runtime, const CopyCall& call, const Place& dst, c
   ACLEMU_TRY(CheckInside(src, "src", call.count));
   ACLEMU_TRY(CheckInside(dst, "dst", call.count));
   ACLEMU_TRY(CheckRoom(dst, call.dest_max));
+  ACLEMU_TRY(CheckImported(dst, src, call.kind, kind_rule == Rule::kC2));
   Direction direction = DirectionOf(dst, src);
   if (!KindFits(call.kind, direction)) {
     ACLEMU_TRY(Strict(kind_rule, ACL_ERROR_RT_PARAM_INVALID, "kind %d but the addresses say %s",
@@ -122,6 +123,7 @@ aclError PageableAsync(const CopyCall& call, Stream& stream, const Place& dst, c
   if (!Settings().pageable_sync) {
     ACLEMU_TRY(Strict(Rule::kC7, ACL_ERROR_RT_PARAM_INVALID, "asynchronous copy of pageable memory"));
   }
+  ACLEMU_TRY(CheckImported(dst, src, call.kind, true));
   Direction direction = DirectionOf(dst, src);
   // A device copy that names pageable memory is not noticed before it runs, and fails there.
   if (call.kind == ACL_MEMCPY_DEVICE_TO_DEVICE && direction != Direction::kH2H) return ACL_SUCCESS;
@@ -146,7 +148,6 @@ aclError CopyAsync(Runtime& runtime, const CopyCall& call, aclrtStream handle) {
   task.dst = runtime.ranges.Find(call.dst);
   task.src = runtime.ranges.Find(call.src);
   task.bytes = call.count;
-  ACLEMU_TRY(CheckImported(task.dst, task.src, call.kind, true));
   if (task.dst.OnHost() && task.src.OnHost()) {
     return Refuse(Rule::kC9, ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "asynchronous host to host copy");
   }
@@ -193,7 +194,6 @@ aclemu_impl_aclrtMemcpy(void* dst, size_t dest_max, const void* src, size_t coun
     if (dst == src) return ACL_SUCCESS;
     ACLEMU_TRY(NeedContext());
     Place to = runtime.ranges.Find(dst), from = runtime.ranges.Find(src);
-    ACLEMU_TRY(CheckImported(to, from, kind, false));
     ACLEMU_TRY(CheckPlaces(runtime, call, to, from, Rule::kC1));
     return CopyNow(to, from, count);
   });
