@@ -79,6 +79,7 @@ aclError CheckPeers(Runtime& runtime, const Place& dst, const Place& src) {
 }  // namespace
 
 aclError CheckRoute(Runtime& runtime, aclrtMemcpyKind kind, const Place& dst, const Place& src, Rule kind_rule) {
+  ACLEMU_TRY(CheckImported(dst, src, kind, kind_rule == Rule::kC2));
   Direction direction = DirectionOf(dst, src);
   if (!KindFits(kind, direction) && !(kind_rule == Rule::kC2 && Settings().release->corrects_kind)) {
     ACLEMU_TRY(Strict(kind_rule, ACL_ERROR_RT_PARAM_INVALID, "kind %d but the addresses say %s", static_cast<int>(kind),
@@ -130,6 +131,7 @@ aclError CheckPageable(aclrtMemcpyKind kind, const Place& dst, const Place& src,
   if (!Settings().pageable_sync) {
     ACLEMU_TRY(Strict(Rule::kC7, ACL_ERROR_RT_PARAM_INVALID, "asynchronous copy of pageable memory"));
   }
+  ACLEMU_TRY(CheckImported(dst, src, kind, true));
   Direction direction = DirectionOf(dst, src);
   // A device copy that names pageable memory is not noticed before it runs, and fails there.
   *now = kind != ACL_MEMCPY_DEVICE_TO_DEVICE;
@@ -178,7 +180,6 @@ aclError CopyAsync(Runtime& runtime, const CopyCall& call, aclrtStream handle) {
   ACLEMU_TRY(FindOwnStream(runtime, handle, &stream));
   if (call.dst == call.src) return ACL_SUCCESS;
   Place dst = runtime.ranges.Find(call.dst), src = runtime.ranges.Find(call.src);
-  ACLEMU_TRY(CheckImported(dst, src, call.kind, true));
   if (dst.OnHost() && src.OnHost()) {
     return Refuse(Rule::kC9, ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "asynchronous host to host copy");
   }
@@ -225,7 +226,6 @@ aclemu_impl_aclrtMemcpy(void* dst, size_t dest_max, const void* src, size_t coun
     ACLEMU_TRY(NeedContext());
     ACLEMU_TRY(CheckCapture(runtime));
     Place to = runtime.ranges.Find(dst), from = runtime.ranges.Find(src);
-    ACLEMU_TRY(CheckImported(to, from, kind, false));
     ACLEMU_TRY(CheckPlaces(runtime, call, to, from, Rule::kC1));
     return CopyNow(to, from, count);
   });
