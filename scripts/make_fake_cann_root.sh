@@ -6,7 +6,7 @@ usage() {
   cat <<'HELP'
 usage: make_fake_cann_root.sh [--build DIR] [--profile X] ROOT
 
-Fills ROOT (made if it is missing) with headers, libraries, link stubs and set_env.sh in the places where CANN has
+Fills ROOT (missing, empty, or filled by this script before) with headers, libraries, link stubs and set_env.sh in the places where CANN has
 them. Then `source ROOT/set_env.sh`, or ASCEND_HOME_PATH=ROOT, is enough for projects that look for CANN.
   --build DIR   the build directory (default: build/release of this tree)
   --profile X   libraries of that release: 8.0, 8.1, 8.5, 9.0, 9.1, master (default: strictest)
@@ -44,8 +44,16 @@ root="$(cd "$1" && pwd)"
 host="$(uname -m)-linux"
 other="aarch64-linux"
 [[ "$host" != "$other" ]] || other="x86_64-linux"
-# Only what an earlier run made is replaced.
-rm -rf "${root:?}/$host" "$root/$other" "$root/include" "$root/lib64" "$root/devlib" "$root/set_env.sh"
+# Only what an earlier run made is replaced: never a real installation, nor /usr.
+marker="$root/.made_by_make_fake_cann_root"
+if [[ ! -e "$marker" && -n "$(ls -A "$root")" ]]; then
+  echo "make_fake_cann_root.sh: $root is not empty and was not made by this script" >&2
+  exit 2
+fi
+touch "$marker"
+for part in "$host" "$other" include lib64 devlib set_env.sh; do
+  rm -rf "${root:?}/$part"
+done
 mkdir -p "$root/$host/lib64" "$root/$host/devlib" "$root/devlib/linux"
 cp -r "$tree/emulator/ascendcl/include" "$root/$host/include"
 cp "$libraries"/lib*.so "$root/$host/lib64/"

@@ -192,7 +192,11 @@ bool ForbiddenInCallback(Api api) {
     case Api::aclrtProcessReport:
     case Api::aclrtResetDevice:
     case Api::aclrtResetDeviceForce:
+    case Api::aclrtDestroyContext:
     case Api::aclrtDestroyStream:
+    case Api::aclrtDestroyStreamForce:
+    case Api::aclrtStreamAbort:
+    case Api::aclrtStreamStop:
     case Api::aclrtMalloc:
     case Api::aclrtMallocAlign32:
     case Api::aclrtMallocCached:

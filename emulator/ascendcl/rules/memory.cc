@@ -69,7 +69,7 @@ void* CallSite() {
 
 // Rule M4: the padding alone costs such a block another large page.
 void AdviseOnSize(size_t size, aclrtMemMallocPolicy policy, uint64_t padding) {
-  if (size == 0 || size % kChunk != 0 || padding == 0) return;
+  if (size % kChunk != 0 || padding == 0) return;
   Pages pages = Choose(policy, size + padding);
   if (pages != Pages::kHuge && pages != Pages::kHugeElseNormal) return;
   static std::mutex* const mutex = new std::mutex;
@@ -96,6 +96,39 @@ bool TakePages(DevicePool& pool, Pages pages, uint64_t padded, Range* block) {
   block->pool = &pool;
   AddPagedBytes(block->paged);
   return true;
+}
+
+aclError Malloc(Runtime& runtime, void** out, size_t size, aclrtMemMallocPolicy policy, uint64_t padding) {
+  if (out == nullptr) return NullPointer("devPtr");
+  if (size == 0) return Fail(ACL_ERROR_INVALID_PARAM, "size 0");
+  AdviseOnSize(size, policy, padding);
+  ACLEMU_TRY(NeedContext());
+  int device = Runtime::Current()->device;
+  DevicePool& pool = runtime.pool(device);
+  runtime.FeedTenant(device);
+  auto block = std::make_shared<Range>(MemClass::kDevice, 0, size);
+  block->device = device;
+  block->policy = static_cast<int>(policy);
+  block->stack = CaptureStack();
+  bool fits = size <= Settings().hbm_bytes;
+  if (fits) {
+    uint64_t rounded = AlignUp(size, 32);
+    Pages pages = Choose(policy, rounded + padding);
+    fits = TakePages(pool, pages, pages == Pages::kHuge1G ? rounded : rounded + padding, block.get());
+  }
+  if (fits) block->base = runtime.ranges.ReserveAddresses(device, block->paged, AlignmentOf(*block));
+  if (!fits || block->base == 0) {
+    Bump(Stats().device_allocs_failed);
+    return Fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "device %d has no room for %zu bytes", device, size);
+  }
+  if (Settings().poison) {
+    for (const Extent& extent : block->extents) Fill(pool.At(extent.offset), extent.bytes, 0xA5);
+  }
+  ChargeMalloc(block->bytes);
+  *out = reinterpret_cast<void*>(block->base);
+  if (!runtime.ranges.Insert(std::move(block))) Broken("a fresh device address is taken");
+  Bump(Stats().device_allocs);
+  return ACL_SUCCESS;
 }
 
 // Takes a block out of the map if it has the class and no queued task uses it.
@@ -223,35 +256,7 @@ aclError MemInfo(Runtime& runtime, aclrtMemAttr attr, size_t* free_bytes, size_t
 }  // namespace
 
 aclError MallocDevice(Runtime& runtime, void** out, size_t size, aclrtMemMallocPolicy policy, uint64_t padding) {
-  if (out == nullptr) return NullPointer("devPtr");
-  if (size == 0) return Fail(ACL_ERROR_INVALID_PARAM, "size 0");
-  ACLEMU_TRY(NeedContext());
-  int device = Runtime::Current()->device;
-  DevicePool& pool = runtime.pool(device);
-  runtime.FeedTenant(device);
-  auto block = std::make_shared<Range>(MemClass::kDevice, 0, size);
-  block->device = device;
-  block->policy = static_cast<int>(policy);
-  block->stack = CaptureStack();
-  bool fits = size <= Settings().hbm_bytes;
-  if (fits) {
-    uint64_t rounded = AlignUp(size, 32);
-    Pages pages = Choose(policy, rounded + padding);
-    fits = TakePages(pool, pages, pages == Pages::kHuge1G ? rounded : rounded + padding, block.get());
-  }
-  if (fits) block->base = runtime.ranges.ReserveAddresses(device, block->paged, AlignmentOf(*block));
-  if (!fits || block->base == 0) {
-    Bump(Stats().device_allocs_failed);
-    return Fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "device %d has no room for %zu bytes", device, size);
-  }
-  if (Settings().poison) {
-    for (const Extent& extent : block->extents) Fill(pool.At(extent.offset), extent.bytes, 0xA5);
-  }
-  ChargeMalloc(block->bytes);
-  *out = reinterpret_cast<void*>(block->base);
-  if (!runtime.ranges.Insert(std::move(block))) Broken("a fresh device address is taken");
-  Bump(Stats().device_allocs);
-  return ACL_SUCCESS;
+  return Malloc(runtime, out, size, policy, padding);
 }
 
 aclError FreeDevice(Runtime& runtime, void* ptr) {
@@ -293,15 +298,13 @@ aclError FreeHost(Runtime& runtime, void* ptr) {
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMalloc(void** ptr, size_t size, aclrtMemMallocPolicy policy) {
-  return Call(Api::aclrtMalloc, Out(ptr, {.bytes = size}), [&](Runtime& runtime) {
-    AdviseOnSize(size, policy, Settings().soc->malloc_padding);
-    return MallocDevice(runtime, ptr, size, policy, Settings().soc->malloc_padding);
-  });
+  return Call(Api::aclrtMalloc, Out(ptr, {.bytes = size}),
+              [&](Runtime& runtime) { return Malloc(runtime, ptr, size, policy, Settings().soc->malloc_padding); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMallocAlign32(void** ptr, size_t size, aclrtMemMallocPolicy policy) {
   return Call(Api::aclrtMallocAlign32, Out(ptr, {.bytes = size}),
-              [&](Runtime& runtime) { return MallocDevice(runtime, ptr, size, policy, 0); });
+              [&](Runtime& runtime) { return Malloc(runtime, ptr, size, policy, 0); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtFree(void* ptr) {

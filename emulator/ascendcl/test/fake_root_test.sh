@@ -12,10 +12,10 @@ fail() {
   echo "FAILED: $*" >&2
   exit 1
 }
-expect() { # expect TEXT COMMAND...: the command prints exactly the text
+expect() { # expect TEXT COMMAND...: the command prints exactly the text on stdout
   local want="$1" got
   shift
-  got="$("$@" 2>&1)" || true
+  got="$("$@")" || true
   [[ "$got" == "$want" ]] || fail "$* printed '$got', not '$want'"
 }
 libraries_of() { # what a program needs of CANN or of the emulator
@@ -30,8 +30,15 @@ for path in include/acl/acl.h include/acl/error_codes/rt_error_codes.h lib64/lib
   [[ -e "$root/$path" ]] || fail "$path is missing"
 done
 
+# It may be filled again, but a directory of somebody else stays as it is.
+"$source_dir/scripts/make_fake_cann_root.sh" --build "$build_dir" "$root" > /dev/null || fail "not twice"
+mkdir -p "$work/usr/include" && touch "$work/usr/include/stdio.h"
+if "$source_dir/scripts/make_fake_cann_root.sh" --build "$build_dir" "$work/usr" 2> /dev/null; then fail "took /usr"; fi
+[[ -e "$work/usr/include/stdio.h" ]] || fail "emptied /usr"
+
 # A CMake project and a plain compiler line, both from the variables of set_env.sh.
 (
+  # shellcheck source=/dev/null
   source "$root/set_env.sh"
   [[ "$ASCEND_HOME_PATH" == "$root" && "$ASCEND_TOOLKIT_HOME" == "$root" ]] || fail "set_env.sh names another root"
   export CXXFLAGS="${CONSUMER_FLAGS:-}" LDFLAGS="${CONSUMER_FLAGS:-}"
