@@ -105,6 +105,10 @@ void NoteProgress() {
   progress.fetch_add(1, std::memory_order_relaxed);
 }
 
+uint64_t Progress() {
+  return progress.load(std::memory_order_relaxed);
+}
+
 void MarkOwnThread() {
   own_thread = true;
   // Signals belong to the program's own threads.

@@ -46,6 +46,7 @@ class Watch {
   std::chrono::steady_clock::time_point since_{};
 };
 void NoteProgress();
+uint64_t Progress();   // grows with every note
 void MarkOwnThread();  // the calling thread belongs to the emulator: no signals, no watchdog
 
 }  // namespace aclemu

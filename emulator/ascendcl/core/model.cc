@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cmath>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "core/config.h"
@@ -72,6 +73,7 @@ Resources& Shared() {
 }
 
 thread_local Clock::time_point call_due{};
+thread_local bool paid_once = false;
 
 }  // namespace
 
@@ -110,7 +112,9 @@ std::string ModelParamNames() {
 }
 
 void BeginCallTime() {
-  if (ModelOn()) call_due = Clock::now();
+  if (!ModelOn()) return;
+  call_due = Clock::now();
+  paid_once = false;
 }
 
 Clock::time_point Due(double us) {
@@ -126,6 +130,14 @@ void ChargeUntil(Clock::time_point time) {
 
 void Charge(double us) {
   if (ModelOn()) ChargeUntil(Due(us));
+}
+
+Clock::time_point DueOnce(double us) {
+  return std::exchange(paid_once, true) ? call_due : Due(us);
+}
+
+void ChargeOnce(double us) {
+  if (ModelOn()) ChargeUntil(DueOnce(us));
 }
 
 Way WayOf(const Place& dst, const Place& src) {

@@ -36,6 +36,9 @@ inline Clock::duration Microseconds(double us) {
 void BeginCallTime();
 Clock::time_point Due(double us);  // adds a cost, does not wait
 void Charge(double us);            // adds a cost and waits
+// The fixed cost of copies, which a call that makes many of them pays once.
+Clock::time_point DueOnce(double us);
+void ChargeOnce(double us);
 void ChargeUntil(Clock::time_point time);
 
 // Takes the way of a copy for some bytes, from ready on at the earliest. All in model time: who comes late by the wall

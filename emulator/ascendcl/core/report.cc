@@ -23,9 +23,14 @@ constexpr const char* kApiNames[] = {
 #include "rules/api_list.inc"
 #undef ACL_API
 };
-constexpr const char* kRuleNames[] = {"I1", "I2", "T1", "T2", "T3",  "M1",  "M2",  "M3", "C1", "C2",  "C3", "C4", "C5",
-                                      "C6", "C7", "C8", "C9", "C10", "C11", "C13", "R2", "S2", "C12", "R1", "V1", "V2"};
+constexpr const char* kRuleNames[] = {"I1", "I2", "T1", "T2",  "T3", "M1", "M2", "M3",  "C1",  "C2",
+                                      "C3", "C4", "C5", "C6",  "C7", "C8", "C9", "C10", "C11", "C13",
+                                      "R2", "S1", "S2", "C12", "R1", "V1", "V2", "G1",  "M4"};
 static_assert(std::size(kRuleNames) == static_cast<size_t>(Rule::kCount));
+
+bool IsAdvice(size_t rule) {
+  return rule == static_cast<size_t>(Rule::kM4);
+}
 
 // A program that breaks one rule in a loop must not drown its own output.
 constexpr uint64_t kLoggedPerRule = 20;
@@ -199,7 +204,13 @@ std::string ReportJson(const std::vector<Leak>& leaks) {
   json.Open("violations", '{');
   for (size_t i = 0; i < std::size(kRuleNames); ++i) {
     uint64_t count = stats.violations_by_rule[i].load();
-    if (count != 0) json.Number(kRuleNames[i], count);
+    if (count != 0 && !IsAdvice(i)) json.Number(kRuleNames[i], count);
+  }
+  json.Close('}');
+  json.Open("advice", '{');
+  for (size_t i = 0; i < std::size(kRuleNames); ++i) {
+    uint64_t count = stats.violations_by_rule[i].load();
+    if (count != 0 && IsAdvice(i)) json.Number(kRuleNames[i], count);
   }
   json.Close('}');
   AddFirstViolations(&json);
@@ -355,6 +366,17 @@ uint32_t ThreadNumber() {
   static std::atomic<uint32_t> next{1};
   thread_local uint32_t number = next.fetch_add(1);
   return number;
+}
+
+void Advise(Rule rule, bool log, const char* format, ...) {
+  Bump(Stats().violations_by_rule[static_cast<size_t>(rule)]);
+  if (!log) return;
+  char text[300];
+  va_list args;
+  va_start(args, format);
+  vsnprintf(text, sizeof(text), format, args);
+  va_end(args);
+  Log("advice %s in %s: %s", Name(rule), Name(CurrentApi()), text);
 }
 
 void SetCurrentApi(Api api) {

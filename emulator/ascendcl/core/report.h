@@ -39,11 +39,14 @@ enum class Rule : uint8_t {
   kC11,
   kC13,
   kR2,
+  kS1,
   kS2,
   kC12,
   kR1,
   kV1,
   kV2,
+  kG1,
+  kM4,
   kCount
 };
 const char* Name(Rule rule);
@@ -93,6 +96,9 @@ aclError Fail(aclError code, const char* format, ...) __attribute__((format(prin
 aclError Refuse(Rule rule, aclError code, const char* format, ...) __attribute__((format(printf, 3, 4)));
 // The caller broke a rule that the hardware would let pass, or lets pass sometimes. Returns code, but 0 in log mode.
 aclError Strict(Rule rule, aclError code, const char* format, ...) __attribute__((format(printf, 3, 4)));
+
+// Nothing wrong, but not what the caller will want. Counted apart from the violations, never fatal.
+void Advise(Rule rule, bool log, const char* format, ...) __attribute__((format(printf, 3, 4)));
 
 // The call stack, with ACLEMU_STACK=1; empty else.
 std::vector<void*> CaptureStack();

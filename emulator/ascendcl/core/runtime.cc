@@ -65,6 +65,15 @@ std::shared_ptr<Context> Runtime::NewContext(int id, bool primary) {
   return context;
 }
 
+uint64_t Runtime::DefaultStreamHandle(Context& context) {
+  uint64_t handle = context.default_handle.load();
+  if (handle != 0) return handle;
+  uint64_t fresh = NewHandle();
+  if (!context.default_handle.compare_exchange_strong(handle, fresh)) return handle;
+  default_streams.Add(fresh, context.default_stream);
+  return fresh;
+}
+
 void Runtime::EndContext(const std::shared_ptr<Context>& context) {
   // One thread ends it; for all others it is gone from here on.
   if (!context->alive.exchange(false)) return;
@@ -75,6 +84,7 @@ void Runtime::EndContext(const std::shared_ptr<Context>& context) {
     shared(stream->device).GiveStream();
     Stats().streams_live.fetch_sub(1);
   }
+  default_streams.Remove(reinterpret_cast<void*>(context->default_handle.load()));
   context->default_stream->Close(true);
 }
 
@@ -84,7 +94,7 @@ void Runtime::EndDevice(int id, uint64_t handle_limit) {
   }
   for (auto& [handle, event] : events.Select([&](const Event& e) { return e.device == id; })) {
     if (handle >= handle_limit || events.Remove(reinterpret_cast<void*>(handle)) == nullptr) continue;
-    shared(id).GiveEvent();
+    if (event->counted) shared(id).GiveEvent();
     Stats().events_live.fetch_sub(1);
   }
   IpcKeys::Get().DropDevice(id);

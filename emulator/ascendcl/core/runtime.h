@@ -25,6 +25,7 @@ struct Context {
   std::atomic<bool> alive{true};
   std::shared_ptr<FailureState> failure = std::make_shared<FailureState>();
   std::shared_ptr<Stream> default_stream;
+  std::atomic<uint64_t> default_handle{0};  // 0 until somebody asked for it
 };
 
 struct Device {
@@ -47,6 +48,8 @@ struct ThreadState {
   std::shared_ptr<Context> bound;      // by aclrtSetDevice
   std::shared_ptr<Context> preferred;  // by aclrtSetCurrentContext or aclrtCreateContext; wins over bound
   aclError last_error = ACL_SUCCESS;
+  bool in_callback = false;    // runs code that a stream called
+  bool repeated_init = false;  // its last aclInit was not the first of the process
 };
 
 struct Leak {
@@ -130,6 +133,9 @@ class Runtime {
   // Before memory is taken or counted: lets the other one have what has become free.
   void FeedTenant(int id);
 
+  // A handle for the default stream, which NULL means as well.
+  uint64_t DefaultStreamHandle(Context& context);
+
   uint64_t NewHandle() { return next_handle_.fetch_add(64); }
 
   std::vector<Leak> Leaks();
@@ -142,9 +148,12 @@ class Runtime {
   std::string init_config;  // guarded by init_mu; text of the first configuration
   bool was_init = false;    // guarded by init_mu
 
+  std::atomic<bool> capturing{false};  // some stream of the process records a graph
+
   RangeMap ranges;
   HandleTable<Context> contexts;
   HandleTable<Stream> streams;
+  HandleTable<Stream> default_streams;  // those whose handle was asked for
   HandleTable<Event> events;
 
  private:

@@ -125,6 +125,11 @@ bool Share::Held() const {
   return std::any_of(std::begin(holders), std::end(holders), [](const auto& word) { return word.load() != 0; });
 }
 
+uint64_t SharedDevice::StreamsInUse() {
+  Lock lock(*this);
+  return control_->streams;
+}
+
 void SharedDevice::SetLost(aclError code) {
   int32_t none = ACL_SUCCESS;
   if (!control_->lost.compare_exchange_strong(none, code)) return;
@@ -180,6 +185,31 @@ void SharedDevice::OpenPrivate() {
   ClaimOwner();
 }
 
+// Whether the control file must be made anew. Ends the process if it is in use by processes of another kind.
+bool SharedDevice::IsStale(int fd, const std::string& control) const {
+  struct stat info{};
+  if (fstat(fd, &info) != 0 || info.st_size == 0) return true;
+  auto head = std::make_unique<ControlHead>();
+  ssize_t got = pread(fd, head.get(), sizeof(ControlHead), 0);
+  constexpr ssize_t kFixed = offsetof(ControlHead, ready);
+  if (got < kFixed || head->magic != kControlMagic) {
+    if (got >= kFixed && head->magic == 0) return true;  // who made it died at once
+    Unusable(control, "is no control file of the emulator; remove the directory");
+  }
+  if (got > kFixed && head->ready != 1) return true;
+  if (head->layout != kControlLayout) {
+    Unusable(control, "has layout " + std::to_string(head->layout) + " but this emulator has " +
+                          std::to_string(kControlLayout) + "; remove the directory");
+  }
+  if (head->capacity == Settings().hbm_bytes && head->reserved == Settings().hbm_reserved) return false;
+  bool in_use = std::any_of(std::begin(head->owners), std::end(head->owners),
+                            [&](const Owner& owner) { return owner.used.load() != 0 && !IsDead(owner); });
+  if (!in_use) return true;
+  Unusable(control, "is in use with ACLEMU_HBM=" + std::to_string(head->capacity) +
+                        " ACLEMU_HBM_RESERVED=" + std::to_string(head->reserved) + " but this process has " +
+                        std::to_string(Settings().hbm_bytes) + " and " + std::to_string(Settings().hbm_reserved));
+}
+
 void SharedDevice::OpenShared(const std::string& dir) {
   if (mkdir(dir.c_str(), 0700) != 0 && errno != EEXIST)
     Unusable(dir, std::string("cannot be made: ") + strerror(errno));
@@ -190,28 +220,7 @@ void SharedDevice::OpenShared(const std::string& dir) {
   int fd = OpenLocked(control);
   pool_fd_ = open(pool.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600);
   if (pool_fd_ < 0) Unusable(pool, std::string("cannot be opened: ") + strerror(errno));
-  struct stat info{};
-  auto head = std::make_unique<ControlHead>();
-  bool fresh = fstat(fd, &info) != 0 || info.st_size == 0;
-  if (!fresh) {
-    ssize_t got = pread(fd, head.get(), sizeof(ControlHead), 0);
-    if (got < static_cast<ssize_t>(2 * sizeof(uint64_t)) || head->magic != kControlMagic) {
-      Unusable(control, "is no control file of the emulator; remove the directory");
-    }
-    if (head->layout != kControlLayout) {
-      Unusable(control, "has layout " + std::to_string(head->layout) + " but this emulator has " +
-                            std::to_string(kControlLayout) + "; remove the directory");
-    }
-    bool same = head->capacity == Settings().hbm_bytes && head->reserved == Settings().hbm_reserved;
-    bool in_use = head->ready == 1 && std::any_of(std::begin(head->owners), std::end(head->owners),
-                                                  [&](const Owner& o) { return o.used.load() != 0 && !IsDead(o); });
-    if (!same && in_use) {
-      Unusable(control, "is in use with ACLEMU_HBM=" + std::to_string(head->capacity) +
-                            " ACLEMU_HBM_RESERVED=" + std::to_string(head->reserved) + " but this process has " +
-                            std::to_string(Settings().hbm_bytes) + " and " + std::to_string(Settings().hbm_reserved));
-    }
-    fresh = head->ready != 1 || !same;
-  }
+  bool fresh = IsStale(fd, control);
   if (fresh) {
     Resize(fd, control, 0);
     Resize(fd, control, ControlBytes(chunks_));

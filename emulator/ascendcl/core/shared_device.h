@@ -72,8 +72,8 @@ struct Owner {
   std::atomic<uint32_t> streams, events;
 };
 
-// The control file. Fixed layout: raise kControlLayout with every change. The tags of chunks, the numbers of taken
-// pages per chunk and the tags of pages follow it.
+// The control file. Fixed layout: raise kControlLayout with every change, and keep magic, layout and ready in place.
+// The tags of chunks, the numbers of taken pages per chunk and the tags of pages follow it.
 constexpr uint64_t kControlMagic = 0x6c74'6375'6d65'6c63ULL;
 constexpr uint32_t kControlLayout = 1;
 struct ControlHead {
@@ -109,6 +109,7 @@ class SharedDevice {
 
   // False when the device has no more of them; dead processes count until then at most.
   bool TakeStream(uint64_t limit) { return TakeCounted(&Owner::streams, &ControlHead::streams, limit); }
+  uint64_t StreamsInUse();
   void GiveStream() { GiveCounted(&Owner::streams, &ControlHead::streams); }
   bool TakeEvent() { return TakeCounted(&Owner::events, &ControlHead::events, kMaxEvents); }
   void GiveEvent() { GiveCounted(&Owner::events, &ControlHead::events); }
@@ -152,6 +153,7 @@ class SharedDevice {
   SharedDevice(int device, int physical);
   void OpenPrivate();
   void OpenShared(const std::string& dir);
+  bool IsStale(int fd, const std::string& control) const;
   void Map(int fd);
   void Initialise();
   void ClaimOwner();  // needs the lock

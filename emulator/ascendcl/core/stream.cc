@@ -121,6 +121,22 @@ void Event::Reset(const std::shared_ptr<Record>& record) {
   if (last_ == record) last_ = nullptr;
 }
 
+std::shared_ptr<Waiter> Event::AddWaiter(const std::shared_ptr<Stream>& stream) {
+  auto waiter = std::make_shared<Waiter>(Waiter{stream});
+  std::lock_guard lock(mutex());
+  std::erase_if(waiters_, [](const auto& w) { return w.expired(); });
+  waiters_.push_back(waiter);
+  return waiter;
+}
+
+std::shared_ptr<Stream> Event::FirstWaiter() {
+  std::lock_guard lock(mutex());
+  for (const auto& waiter : waiters_) {
+    if (auto live = waiter.lock()) return live->stream.lock();
+  }
+  return nullptr;
+}
+
 std::shared_ptr<Record> Event::AwaitRecord(Deadline deadline, const Stop* stop) const {
   std::unique_lock lock(mutex());
   Watch watch(deadline);
@@ -202,7 +218,11 @@ void Stream::AwaitRoom(Lock& lock) {
 
 bool Stream::Submit(Task task) {
   static std::atomic<uint64_t> next_order{1};
-  Charge(task.kind == Task::Kind::kCopy || task.kind == Task::Kind::kSet ? Model().submit_us : Model().event_us);
+  if (task.kind == Task::Kind::kCopy || task.kind == Task::Kind::kSet) {
+    ChargeOnce(Model().submit_us);
+  } else {
+    Charge(Model().event_us);
+  }
   task.race = RaceTicket(task);
   Lock lock(mu_);
   AwaitRoom(lock);
@@ -220,6 +240,11 @@ bool Stream::Submit(Task task) {
   queue_.push_back(std::move(task));
   NoteProgress();
   changed_.notify_all();
+  if (WaiterDrives()) {
+    // Who waits for host code can go on.
+    std::lock_guard events(Event::mutex());
+    Event::changed().notify_all();
+  }
   return true;
 }
 
@@ -342,6 +367,7 @@ bool Stream::RunFront(Lock& lock, Deadline deadline, const Stop* outer) {
     task.race = RaceTicket();
     task.dst = Place();
     task.src = Place();
+    task.waiter = nullptr;
   }
   lock.lock();
   busy_ = false;
@@ -398,7 +424,7 @@ Stream::Ready Stream::FrontReady() {
 }
 
 // Virtual time: of all tasks that could run, runs the one that is ready first. False when none is before the deadline.
-bool Stream::RunEarliest(Deadline deadline) {
+bool Stream::RunEarliest(Deadline deadline, Deadline patience) {
   std::unique_lock turn(Turn());
   std::shared_ptr<Stream> earliest;
   Ready best;
@@ -414,7 +440,17 @@ bool Stream::RunEarliest(Deadline deadline) {
   if (earliest->busy_ || earliest->queue_.empty()) return true;
   // Host code may ask about streams, or wait for a thread that does.
   if (earliest->queue_.front().kind == Task::Kind::kCall) turn.unlock();
-  earliest->RunFront(lock, kForever, nullptr);
+  earliest->RunFront(lock, patience, nullptr);
+  return true;
+}
+
+bool StepStreams() {
+  if (!WaiterDrives()) return false;
+  if (IsVirtualTime()) {
+    Stream::RunEarliest(kForever, Clock::time_point());
+  } else {
+    for (const auto& stream : UsedStreams()) stream->Query();
+  }
   return true;
 }
 

@@ -38,6 +38,11 @@ struct Record {
   Clock::time_point when{};      // virtual time: may still be to come, see IsComplete
 };
 
+// Lives as long as a stream has yet to pass its wait for an event.
+struct Waiter {
+  std::weak_ptr<Stream> stream;
+};
+
 class Event {
  public:
   Event(int on_device, uint32_t with_flags, bool ex) : device(on_device), flags(with_flags), is_ex(ex) {}
@@ -52,12 +57,20 @@ class Event {
   // The last record, waiting until there is one. Null when the time is over or *stop is set.
   std::shared_ptr<Record> AwaitRecord(Deadline deadline, const Stop* stop) const;
 
+  // A wait that was queued, and a stream that has not passed its wait yet; null when all have.
+  std::shared_ptr<Waiter> AddWaiter(const std::shared_ptr<Stream>& stream);
+  std::shared_ptr<Stream> FirstWaiter();
+
+  // Set once the event takes one of the ids of its device.
+  std::atomic<bool> counted{false};
+
   // One lock for all events: held for a few instructions only.
   static std::mutex& mutex();
   static std::condition_variable& changed();
 
  private:
-  std::shared_ptr<Record> last_;  // guarded by mutex()
+  std::shared_ptr<Record> last_;                // guarded by mutex()
+  std::vector<std::weak_ptr<Waiter>> waiters_;  // guarded by mutex()
 };
 
 // Waits for the record, making the work happen that it depends on. Stops early when *stop is set. Without stop the
@@ -92,6 +105,7 @@ struct Task {
   std::shared_ptr<Record> record;      // record, wait, reset
   std::chrono::seconds wait_limit{0};  // wait: 0 is for ever, else counted from its first run
   Deadline wait_end = kForever;
+  std::shared_ptr<Waiter> waiter;
   // call: host code. False when it gave up waiting; it is called again then. Waits on Event::changed() if at all.
   std::function<bool(Deadline, const Stop*)> call;
   // Set by Submit:
@@ -151,7 +165,9 @@ class Stream : public std::enable_shared_from_this<Stream> {
   // A waiting thread makes a step towards what it waits for. False when there is none.
   bool Drive(Lock& lock, Deadline deadline, const Stop* stop);
   Ready FrontReady();
-  static bool RunEarliest(Deadline deadline);
+  // patience: how long host code may wait for its thread.
+  static bool RunEarliest(Deadline deadline, Deadline patience = kForever);
+  friend bool StepStreams();
   friend Waited Await(const std::shared_ptr<Record>& record, Deadline deadline, const Stop* stop);
   friend bool IsComplete(const std::shared_ptr<Record>& record);
 
@@ -182,6 +198,9 @@ class Stream : public std::enable_shared_from_this<Stream> {
 
 // Streams that ever had a task and still exist, by number.
 std::vector<std::shared_ptr<Stream>> UsedStreams();
+// Somebody waits for host code in a stream: where waiting threads run the tasks, each stream may make a step. Never
+// waits. False where streams run by themselves.
+bool StepStreams();
 // Writes the state of all streams to stderr.
 void DumpStreams();
 

@@ -12,5 +12,9 @@ _Static_assert(offsetof(aclrtPhysicalMemProp, location) == 12, "aclrtPhysicalMem
 _Static_assert(offsetof(aclrtPhysicalMemProp, reserve) == 24, "aclrtPhysicalMemProp.reserve");
 _Static_assert(sizeof(aclrtMemAccessDesc) == 24, "aclrtMemAccessDesc");
 _Static_assert(sizeof(aclrtMemcpyBatchAttr) == 32, "aclrtMemcpyBatchAttr");
+_Static_assert(sizeof(aclrtMallocAttribute) == 12 && sizeof(aclrtMallocConfig) == 16, "aclrtMallocConfig");
+_Static_assert(sizeof(aclCANNPackageVersion) == 512, "aclCANNPackageVersion");
+_Static_assert(sizeof(aclrtEventStatus) == 4 && sizeof(aclrtEventWaitStatus) == 4, "enums");
+_Static_assert(sizeof(aclrtCallbackBlockType) == 4 && sizeof(aclrtDevAttr) == 4, "enums");
 _Static_assert(sizeof(aclrtMemFabricHandle) == 128, "aclrtMemFabricHandle");
 _Static_assert(sizeof(aclrtIpcEventHandle) == 64, "aclrtIpcEventHandle");

@@ -63,6 +63,7 @@ Outcome MoveInTime(const Transfer& t, const Way& way, uint64_t bytes, Move&& mov
     auto begin = Steady::now();
     outcome.code = move(at, n);
     if (outcome.code != ACL_SUCCESS) return outcome;
+    NoteProgress();
     double measured = static_cast<double>((Steady::now() - begin).count()) / static_cast<double>(n);
     if (n >= kSliceAlign) ns_per_byte.store(per_byte * 0.75 + measured * 0.25, std::memory_order_relaxed);
   }

@@ -81,6 +81,9 @@ int aclemu_ptr_class(const void* ptr);
  * all hangs. 0, or -1 when the text cannot be parsed; nothing is added then. */
 int aclemu_inject(const char* rules);
 
+/* Not 0: as if a stream of this process recorded a graph, in the mode that forbids others what is synchronous. */
+void aclemu_set_capture(int on);
+
 /* Name of the profile in force: "8.1", "master", "strictest" ... */
 const char* aclemu_profile(void);
 

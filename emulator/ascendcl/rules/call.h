@@ -22,6 +22,8 @@ enum class NeedsInit { kNo, kYes };
 int DeviceOf(Runtime& runtime, const CallArgs& args);
 // Device loss and injected faults. 0 when the call may go on.
 aclError CheckHealth(Runtime& runtime, Api api, const CallArgs& args);
+// Rule S1: functions that wait, allocate or launch.
+bool ForbiddenInCallback(Api api);
 
 inline aclError BeforeCall(Api api, NeedsInit needs_init, const CallArgs& args) {
   Runtime& runtime = Runtime::Get();
@@ -29,6 +31,9 @@ inline aclError BeforeCall(Api api, NeedsInit needs_init, const CallArgs& args) 
   if (needs_init == NeedsInit::kYes && runtime.init_count.load(std::memory_order_relaxed) == 0) {
     aclError code = Strict(Rule::kI1, ACL_ERROR_UNINITIALIZE, "called without aclInit");
     if (code != ACL_SUCCESS) return code;
+  }
+  if (Runtime::Thread().in_callback && ForbiddenInCallback(api)) {
+    return Refuse(Rule::kS1, ACL_ERROR_RT_PARAM_INVALID, "called inside a callback, where it can never end");
   }
   return CheckHealth(runtime, api, args);
 }
@@ -100,6 +105,11 @@ aclError FindStream(Runtime& runtime, aclrtStream handle, std::shared_ptr<Stream
 // As above, and the stream must belong to the current context (rule T2).
 aclError FindOwnStream(Runtime& runtime, aclrtStream handle, std::shared_ptr<Stream>* out);
 aclError FindEvent(Runtime& runtime, aclrtEvent handle, std::shared_ptr<Event>* out);
+// Event and stream of a call that queues something for both.
+aclError FindPair(Runtime& runtime, aclrtEvent event_handle, aclrtStream stream_handle, std::shared_ptr<Event>* event,
+                  std::shared_ptr<Stream>* stream);
+// All streams of the current device.
+aclError SynchronizeDevice(Runtime& runtime, Deadline deadline);
 // -1: for ever; anything below 1 else is refused.
 aclError ParseTimeout(int32_t ms, Deadline* out);
 

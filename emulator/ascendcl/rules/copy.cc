@@ -79,6 +79,7 @@ aclError CheckPeers(Runtime& runtime, const Place& dst, const Place& src) {
 }  // namespace
 
 aclError CheckRoute(Runtime& runtime, aclrtMemcpyKind kind, const Place& dst, const Place& src, Rule kind_rule) {
+  ACLEMU_TRY(CheckImported(dst, src, kind, kind_rule == Rule::kC2));
   Direction direction = DirectionOf(dst, src);
   if (!KindFits(kind, direction) && !(kind_rule == Rule::kC2 && Settings().release->corrects_kind)) {
     ACLEMU_TRY(Strict(kind_rule, ACL_ERROR_RT_PARAM_INVALID, "kind %d but the addresses say %s", static_cast<int>(kind),
@@ -104,7 +105,7 @@ aclError CheckPlaces(Runtime& runtime, const CopyCall& call, const Place& dst, c
 
 aclError CopyNow(const Place& dst, const Place& src, uint64_t bytes) {
   ACLEMU_TRY(CheckSynchronous(dst, &src, bytes));
-  Outcome outcome = RunCopy({dst, src, bytes, CurrentApi(), false, -1, Due(Model().sync_copy_us), nullptr});
+  Outcome outcome = RunCopy({dst, src, bytes, CurrentApi(), false, -1, DueOnce(Model().sync_copy_us), nullptr});
   ChargeUntil(outcome.end);
   return outcome.code == ACL_SUCCESS ? ACL_SUCCESS : Fail(outcome.code, "the copy failed");
 }
@@ -117,6 +118,11 @@ aclError CheckAligned(const Place& dst, const Place& src) {
   return Strict(Rule::kC8, ACL_ERROR_RT_ADDR_UNALIGNED, "an asynchronous copy needs 64 byte aligned ends");
 }
 
+aclError CheckCapture(Runtime& runtime) {
+  if (!runtime.capturing.load()) return ACL_SUCCESS;
+  return Refuse(Rule::kG1, ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT, "synchronous while a stream is being captured");
+}
+
 bool IsPageable(const Place& dst, const Place& src) {
   return dst.cls == MemClass::kPageable || src.cls == MemClass::kPageable;
 }
@@ -125,6 +131,7 @@ aclError CheckPageable(aclrtMemcpyKind kind, const Place& dst, const Place& src,
   if (!Settings().pageable_sync) {
     ACLEMU_TRY(Strict(Rule::kC7, ACL_ERROR_RT_PARAM_INVALID, "asynchronous copy of pageable memory"));
   }
+  ACLEMU_TRY(CheckImported(dst, src, kind, true));
   Direction direction = DirectionOf(dst, src);
   // A device copy that names pageable memory is not noticed before it runs, and fails there.
   *now = kind != ACL_MEMCPY_DEVICE_TO_DEVICE;
@@ -134,6 +141,9 @@ aclError CheckPageable(aclrtMemcpyKind kind, const Place& dst, const Place& src,
 }
 
 aclError DrainForPageable(Stream& stream) {
+  if (Runtime::Get().capturing.load()) {
+    return Refuse(Rule::kG1, Settings().release->capture_pageable, "pageable memory while a stream is being captured");
+  }
   ACLEMU_TRY(stream.Synchronize(kForever));
   Bump(Stats().pageable_async_fallbacks);
   return ACL_SUCCESS;
@@ -170,7 +180,6 @@ aclError CopyAsync(Runtime& runtime, const CopyCall& call, aclrtStream handle) {
   ACLEMU_TRY(FindOwnStream(runtime, handle, &stream));
   if (call.dst == call.src) return ACL_SUCCESS;
   Place dst = runtime.ranges.Find(call.dst), src = runtime.ranges.Find(call.src);
-  ACLEMU_TRY(CheckImported(dst, src, call.kind, true));
   if (dst.OnHost() && src.OnHost()) {
     return Refuse(Rule::kC9, ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "asynchronous host to host copy");
   }
@@ -215,8 +224,8 @@ aclemu_impl_aclrtMemcpy(void* dst, size_t dest_max, const void* src, size_t coun
     ACLEMU_TRY(CheckArguments(call));
     if (dst == src) return ACL_SUCCESS;
     ACLEMU_TRY(NeedContext());
+    ACLEMU_TRY(CheckCapture(runtime));
     Place to = runtime.ranges.Find(dst), from = runtime.ranges.Find(src);
-    ACLEMU_TRY(CheckImported(to, from, kind, false));
     ACLEMU_TRY(CheckPlaces(runtime, call, to, from, Rule::kC1));
     return CopyNow(to, from, count);
   });
@@ -234,8 +243,9 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMemset(void* ptr, size_t max_count, int3
     if (IsEmptyAndFine(count)) return ACL_SUCCESS;
     Place place;
     ACLEMU_TRY(CheckFill(runtime, ptr, max_count, count, &place));
+    ACLEMU_TRY(CheckCapture(runtime));
     ACLEMU_TRY(CheckSynchronous(place, nullptr, count));
-    Outcome outcome = RunFill({place, place, count, CurrentApi(), false, -1, Due(Model().sync_copy_us), nullptr},
+    Outcome outcome = RunFill({place, place, count, CurrentApi(), false, -1, DueOnce(Model().sync_copy_us), nullptr},
                               static_cast<uint8_t>(value));
     ChargeUntil(outcome.end);
     ACLEMU_TRY(outcome.code);

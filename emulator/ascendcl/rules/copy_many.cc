@@ -4,7 +4,6 @@
 #include <vector>
 
 #include "rules/copy.h"
-#include "rules/sharing.h"
 
 namespace aclemu {
 namespace {
@@ -63,7 +62,6 @@ aclError CheckEntry(Runtime& runtime, const BatchCall& call, size_t i, const acl
   CopyCall copy{call.dsts[i], call.dest_maxs[i], call.srcs[i], call.sizes[i], ACL_MEMCPY_DEFAULT};
   ACLEMU_TRY(CheckArguments(copy));
   *move = {runtime.ranges.Find(copy.dst), runtime.ranges.Find(copy.src), copy.count};
-  ACLEMU_TRY(CheckImported(move->dst, move->src, copy.kind, false));
   ACLEMU_TRY(CheckPlaces(runtime, copy, move->dst, move->src, Rule::kC1));
   Direction direction = DirectionOf(move->dst, move->src);
   if (direction == Direction::kH2H || direction == Direction::kD2D) {
@@ -112,6 +110,8 @@ aclError CheckBatch(Runtime& runtime, const BatchCall& call, std::vector<Move>* 
 aclError Batch(Runtime& runtime, const BatchCall& call, size_t* fail_index) {
   std::vector<Move> moves;
   ACLEMU_TRY(CheckBatch(runtime, call, &moves, fail_index));
+  *fail_index = SIZE_MAX;
+  ACLEMU_TRY(CheckCapture(runtime));
   for (size_t i = moves.size(); i-- > 0;) {
     *fail_index = i;
     ACLEMU_TRY(CopyNow(moves[i].dst, moves[i].src, moves[i].bytes));
@@ -185,7 +185,6 @@ aclError CheckPlane(Runtime& runtime, const PlaneCall& call, Rule kind_rule, Pla
   *dst = runtime.ranges.Find(call.dst);
   *src = runtime.ranges.Find(call.src);
   if (dst->OnHost() && src->OnHost()) return Fail(ACL_ERROR_INVALID_PARAM, "both ends are host memory");
-  ACLEMU_TRY(CheckImported(*dst, *src, call.kind, kind_rule == Rule::kC2));
   ACLEMU_TRY(CheckInside(*src, "src", call.span(call.src_pitch)));
   ACLEMU_TRY(CheckInside(*dst, "dst", call.span(call.dst_pitch)));
   ACLEMU_TRY(CheckRoute(runtime, call.kind, *dst, *src, kind_rule));
@@ -277,6 +276,7 @@ aclemu_impl_aclrtMemcpy2d(void* dst, size_t dst_pitch, const void* src, size_t s
     PlaneCall call{dst, dst_pitch, src, src_pitch, width, height, kind};
     Place to, from;
     ACLEMU_TRY(CheckPlane(runtime, call, Rule::kC1, &to, &from));
+    ACLEMU_TRY(CheckCapture(runtime));
     return EachRow(call, to, from, CopyNow);
   });
 }

@@ -1,12 +1,17 @@
 // Device memory, pinned and registered host memory, pointer queries.
+#include <dlfcn.h>
+#include <execinfo.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cstring>
+#include <mutex>
+#include <set>
 #include <vector>
 
-#include "rules/call.h"
+#include "rules/memory.h"
 #include "rules/sharing.h"
 
 namespace aclemu {
@@ -46,6 +51,37 @@ uint64_t AlignmentOf(const Range& block) {
   return block.paged % kGiantPage == 0 ? kGiantPage : kChunk;
 }
 
+// Where the program called the ACL function that runs now: the first return address outside the emulator.
+void* CallSite() {
+  void* frames[16];
+  int count = backtrace(frames, 16);
+  for (int i = 1; i < count; ++i) {
+    Dl_info info{};
+    if (dladdr(frames[i], &info) == 0 || info.dli_fname == nullptr) return frames[i];
+    bool ours = false;
+    for (const char* name : {"libaclemu_core.so", "libascendcl.so", "libacl_rt.so"}) {
+      ours = ours || strstr(info.dli_fname, name) != nullptr;
+    }
+    if (!ours) return frames[i];
+  }
+  return nullptr;
+}
+
+// Rule M4: the padding alone costs such a block another large page.
+void AdviseOnSize(size_t size, aclrtMemMallocPolicy policy, uint64_t padding) {
+  if (size % kChunk != 0 || padding == 0) return;
+  Pages pages = Choose(policy, size + padding);
+  if (pages != Pages::kHuge && pages != Pages::kHugeElseNormal) return;
+  static std::mutex* const mutex = new std::mutex;
+  static auto* const sites = new std::set<void*>;
+  bool first;
+  {
+    std::lock_guard lock(*mutex);
+    first = sites->insert(CallSite()).second;
+  }
+  Advise(Rule::kM4, first, "%zu bytes take a page of 2 MiB more than they need; aclrtMallocAlign32 does not", size);
+}
+
 // Fills in where the bytes of the block live. False when the device is full.
 bool TakePages(DevicePool& pool, Pages pages, uint64_t padded, Range* block) {
   block->huge = pages != Pages::kNormal;
@@ -65,6 +101,7 @@ bool TakePages(DevicePool& pool, Pages pages, uint64_t padded, Range* block) {
 aclError Malloc(Runtime& runtime, void** out, size_t size, aclrtMemMallocPolicy policy, uint64_t padding) {
   if (out == nullptr) return NullPointer("devPtr");
   if (size == 0) return Fail(ACL_ERROR_INVALID_PARAM, "size 0");
+  AdviseOnSize(size, policy, padding);
   ACLEMU_TRY(NeedContext());
   int device = Runtime::Current()->device;
   DevicePool& pool = runtime.pool(device);
@@ -153,7 +190,7 @@ bool IsMapped(uintptr_t begin, uint64_t bytes) {
   return true;
 }
 
-aclError RegisterHost(Runtime& runtime, void* ptr, uint64_t size) {
+aclError RegisterHost(Runtime& runtime, void* ptr, uint64_t size, std::shared_ptr<Range>* out) {
   if (!Settings().soc->registers_host) {
     return Fail(ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "%s registers no host memory", Settings().soc->soc_name);
   }
@@ -164,9 +201,9 @@ aclError RegisterHost(Runtime& runtime, void* ptr, uint64_t size) {
                 static_cast<unsigned long long>(size));
   }
   if (!IsMapped(base, size)) return Fail(ACL_ERROR_RT_PARAM_INVALID, "%p: not all pages are mapped", ptr);
-  auto block = std::make_shared<Range>(MemClass::kRegistered, base, size);
-  block->stack = CaptureStack();
-  if (!runtime.ranges.Insert(std::move(block))) {
+  *out = std::make_shared<Range>(MemClass::kRegistered, base, size);
+  (*out)->stack = CaptureStack();
+  if (!runtime.ranges.Insert(*out)) {
     return Fail(ACL_ERROR_RT_HOST_MEMORY_ALREADY_REGISTERED, "%p overlaps pinned or registered memory", ptr);
   }
   ChargePin(size);
@@ -218,6 +255,48 @@ aclError MemInfo(Runtime& runtime, aclrtMemAttr attr, size_t* free_bytes, size_t
 
 }  // namespace
 
+aclError MallocDevice(Runtime& runtime, void** out, size_t size, aclrtMemMallocPolicy policy, uint64_t padding) {
+  return Malloc(runtime, out, size, policy, padding);
+}
+
+aclError FreeDevice(Runtime& runtime, void* ptr) {
+  std::shared_ptr<Range> block;
+  ACLEMU_TRY(CheckFree(runtime.ranges.Find(ptr)));
+  ACLEMU_TRY(Release(runtime, ptr, MemClass::kDevice, Rule::kM2, ACL_ERROR_RT_PARAM_INVALID, &block));
+  ChargeFree(block->bytes);
+  Bump(Stats().device_frees);
+  return ACL_SUCCESS;
+}
+
+aclError MallocHost(Runtime& runtime, void** ptr, size_t size) {
+  if (ptr == nullptr) return NullPointer("hostPtr");
+  if (size == 0) return Fail(ACL_ERROR_INVALID_PARAM, "size 0");
+  ACLEMU_TRY(NeedContext());
+  uint64_t bytes = size > (1ULL << 46) ? 0 : AlignUp(size, kPage);
+  void* map = bytes == 0 ? nullptr : MapPinned(bytes);
+  if (map == nullptr) return Fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "no pinned memory of %zu bytes", size);
+  auto block = std::make_shared<Range>(MemClass::kPinned, reinterpret_cast<uintptr_t>(map), size);
+  block->map = map;
+  block->stack = CaptureStack();
+  block->map_bytes = bytes + kPage;
+  if (Settings().poison) Fill(static_cast<std::byte*>(map), size, 0xA5);
+  if (!runtime.ranges.Insert(std::move(block))) {
+    // The program unmapped registered memory without unregistering it, and the system reused the addresses.
+    return Refuse(Rule::kM1, ACL_ERROR_RT_MEMORY_ALLOCATION, "%p is registered but was unmapped", map);
+  }
+  ChargePin(size);
+  *ptr = map;
+  Bump(Stats().host_allocs);
+  return ACL_SUCCESS;
+}
+
+aclError FreeHost(Runtime& runtime, void* ptr) {
+  std::shared_ptr<Range> block;
+  ACLEMU_TRY(Release(runtime, ptr, MemClass::kPinned, Rule::kR2, ACL_ERROR_RT_PARAM_INVALID, &block));
+  Bump(Stats().host_frees);
+  return ACL_SUCCESS;
+}
+
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMalloc(void** ptr, size_t size, aclrtMemMallocPolicy policy) {
   return Call(Api::aclrtMalloc, Out(ptr, {.bytes = size}),
               [&](Runtime& runtime) { return Malloc(runtime, ptr, size, policy, Settings().soc->malloc_padding); });
@@ -231,46 +310,19 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMallocAlign32(void** ptr, size_t size, a
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtFree(void* ptr) {
   return Call(Api::aclrtFree, {.a = ptr}, [&](Runtime& runtime) {
     if (ptr == nullptr) return NullPointer("devPtr");
-    std::shared_ptr<Range> block;
-    ACLEMU_TRY(CheckFree(runtime.ranges.Find(ptr)));
-    ACLEMU_TRY(Release(runtime, ptr, MemClass::kDevice, Rule::kM2, ACL_ERROR_RT_PARAM_INVALID, &block));
-    ChargeFree(block->bytes);
-    Bump(Stats().device_frees);
-    return ACL_SUCCESS;
+    return FreeDevice(runtime, ptr);
   });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMallocHost(void** ptr, size_t size) {
-  return Call(Api::aclrtMallocHost, Out(ptr, {.bytes = size}), [&](Runtime& runtime) {
-    if (ptr == nullptr) return NullPointer("hostPtr");
-    if (size == 0) return Fail(ACL_ERROR_INVALID_PARAM, "size 0");
-    ACLEMU_TRY(NeedContext());
-    uint64_t bytes = size > (1ULL << 46) ? 0 : AlignUp(size, kPage);
-    void* map = bytes == 0 ? nullptr : MapPinned(bytes);
-    if (map == nullptr) return Fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "no pinned memory of %zu bytes", size);
-    auto block = std::make_shared<Range>(MemClass::kPinned, reinterpret_cast<uintptr_t>(map), size);
-    block->map = map;
-    block->stack = CaptureStack();
-    block->map_bytes = bytes + kPage;
-    if (Settings().poison) Fill(static_cast<std::byte*>(map), size, 0xA5);
-    if (!runtime.ranges.Insert(std::move(block))) {
-      // The program unmapped registered memory without unregistering it, and the system reused the addresses.
-      return Refuse(Rule::kM1, ACL_ERROR_RT_MEMORY_ALLOCATION, "%p is registered but was unmapped", map);
-    }
-    ChargePin(size);
-    *ptr = map;
-    Bump(Stats().host_allocs);
-    return ACL_SUCCESS;
-  });
+  return Call(Api::aclrtMallocHost, Out(ptr, {.bytes = size}),
+              [&](Runtime& runtime) { return MallocHost(runtime, ptr, size); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtFreeHost(void* ptr) {
   return Call(Api::aclrtFreeHost, {.a = ptr}, [&](Runtime& runtime) {
     if (ptr == nullptr) return NullPointer("hostPtr");
-    std::shared_ptr<Range> block;
-    ACLEMU_TRY(Release(runtime, ptr, MemClass::kPinned, Rule::kR2, ACL_ERROR_RT_PARAM_INVALID, &block));
-    Bump(Stats().host_frees);
-    return ACL_SUCCESS;
+    return FreeHost(runtime, ptr);
   });
 }
 
@@ -281,10 +333,13 @@ aclemu_impl_aclrtHostRegister(void* ptr, uint64_t size, aclrtHostRegisterType ty
     if (size == 0) return Fail(ACL_ERROR_INVALID_PARAM, "size 0");
     if (type != ACL_HOST_REGISTER_MAPPED) return Fail(ACL_ERROR_INVALID_PARAM, "type %d", static_cast<int>(type));
     ACLEMU_TRY(NeedContext());
-    // The address is for kernels only, never for copies: one where no block is serves.
-    uintptr_t address = runtime.ranges.ReserveAddresses(Runtime::Current()->device, kPage, kPage);
-    if (address == 0) return Fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "no device addresses left");
-    ACLEMU_TRY(RegisterHost(runtime, ptr, size));
+    std::shared_ptr<Range> block;
+    ACLEMU_TRY(RegisterHost(runtime, ptr, size, &block));
+    uintptr_t address = DeviceView(runtime, *block);
+    if (address == 0) {
+      runtime.ranges.Remove(block->base, [&](const Range& range) { return &range == block.get(); });
+      return Fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "no device addresses left");
+    }
     *device_ptr = reinterpret_cast<void*>(address);
     return ACL_SUCCESS;
   });
@@ -300,7 +355,8 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtHostRegisterV2(void* ptr, uint64_t size,
     }
     if ((flag & kReserved) != 0) return Fail(ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "flag 0x%x is reserved", flag);
     ACLEMU_TRY(NeedContext());
-    return RegisterHost(runtime, ptr, size);
+    std::shared_ptr<Range> block;
+    return RegisterHost(runtime, ptr, size, &block);
   });
 }
 

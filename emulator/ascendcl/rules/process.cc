@@ -4,6 +4,26 @@
 #include "rules/call.h"
 
 namespace aclemu {
+
+aclError SynchronizeDevice(Runtime& runtime, Deadline deadline) {
+  ACLEMU_TRY(NeedContext());
+  std::shared_ptr<Context> current = Runtime::Current();
+  Bump(Stats().synchronizes);
+  aclError result = ACL_SUCCESS;
+  auto wait = [&](Stream& stream) {
+    aclError code = stream.Synchronize(deadline);
+    if (code != ACL_SUCCESS) result = code;
+  };
+  for (auto& [handle, context] :
+       runtime.contexts.Select([&](const Context& c) { return c.device == current->device; })) {
+    wait(*context->default_stream);
+  }
+  for (auto& [handle, stream] : runtime.streams.Select([&](const Stream& s) { return s.device == current->device; })) {
+    wait(*stream);
+  }
+  return result;
+}
+
 namespace {
 
 aclError ReadConfig(const char* path, std::string* text) {
@@ -45,25 +65,6 @@ aclError Reset(Runtime& runtime, int32_t id, bool force) {
   return ACL_SUCCESS;
 }
 
-aclError SynchronizeDevice(Runtime& runtime, Deadline deadline) {
-  ACLEMU_TRY(NeedContext());
-  std::shared_ptr<Context> current = Runtime::Current();
-  Bump(Stats().synchronizes);
-  aclError result = ACL_SUCCESS;
-  auto wait = [&](Stream& stream) {
-    aclError code = stream.Synchronize(deadline);
-    if (code != ACL_SUCCESS) result = code;
-  };
-  for (auto& [handle, context] :
-       runtime.contexts.Select([&](const Context& c) { return c.device == current->device; })) {
-    wait(*context->default_stream);
-  }
-  for (auto& [handle, stream] : runtime.streams.Select([&](const Stream& s) { return s.device == current->device; })) {
-    wait(*stream);
-  }
-  return result;
-}
-
 // The answer to a question, not a broken rule: libraries ask before they bind a thread of somebody else.
 aclError Unbound() {
   return Fail(ACL_ERROR_RT_CONTEXT_NULL, "the thread has no device");
@@ -86,11 +87,13 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclInit(const char* config) {
     if (runtime.init_count.load() == 0) {
       runtime.init_config = std::move(text);
       runtime.init_count = 1;
+      Runtime::Thread().repeated_init = false;
       return ACL_SUCCESS;
     }
     if (config != nullptr && text != runtime.init_config) {
       return Fail(ACL_ERROR_INVALID_PARAM, "aclInit again with another configuration");
     }
+    Runtime::Thread().repeated_init = true;
     if (Settings().release->counts_init) runtime.init_count.fetch_add(1);
     return ACL_ERROR_REPEAT_INITIALIZE;
   });
@@ -100,6 +103,9 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclFinalize(void) {
   return Call(Api::aclFinalize, NeedsInit::kNo, [&](Runtime& runtime) {
     std::lock_guard lock(runtime.init_mu);
     if (runtime.init_count.load() == 0) return Fail(ACL_ERROR_REPEAT_FINALIZE, "not initialised");
+    if (Runtime::Thread().repeated_init) {
+      Strict(Rule::kI2, ACL_SUCCESS, "finalized by one whose aclInit was not the first");
+    }
     NoteLeaks(Rule::kI2, runtime.Leaks());
     runtime.init_count = 0;
     return ACL_SUCCESS;

@@ -104,6 +104,10 @@ ACLEMU_ENTRY(int) aclemu_ptr_class(const void* ptr) {
   return ACLEMU_CLASS_PAGEABLE;
 }
 
+ACLEMU_ENTRY(void) aclemu_set_capture(int on) {
+  Runtime::Get().capturing = on != 0;
+}
+
 ACLEMU_ENTRY(int) aclemu_inject(const char* rules) {
   std::string why;
   if (rules != nullptr && FaultPlan::Get().Add(rules, &why)) return 0;

@@ -6,6 +6,7 @@ namespace aclemu {
 aclError FindStream(Runtime& runtime, aclrtStream handle, std::shared_ptr<Stream>* out) {
   ACLEMU_TRY(NeedContext());
   *out = handle == nullptr ? Runtime::Current()->default_stream : runtime.streams.Find(handle);
+  if (*out == nullptr) *out = runtime.default_streams.Find(handle);
   return *out != nullptr ? ACL_SUCCESS : Fail(ACL_ERROR_RT_PARAM_INVALID, "no such stream (destroyed?)");
 }
 
@@ -27,11 +28,21 @@ aclError ParseTimeout(int32_t ms, Deadline* out) {
   return ACL_SUCCESS;
 }
 
+aclError FindPair(Runtime& runtime, aclrtEvent event_handle, aclrtStream stream_handle, std::shared_ptr<Event>* event,
+                  std::shared_ptr<Stream>* stream) {
+  ACLEMU_TRY(FindEvent(runtime, event_handle, event));
+  ACLEMU_TRY(FindOwnStream(runtime, stream_handle, stream));
+  if ((*event)->device == (*stream)->device) return ACL_SUCCESS;
+  return Fail(ACL_ERROR_RT_PARAM_INVALID, "event of device %d, stream of device %d", (*event)->device,
+              (*stream)->device);
+}
+
 namespace {
 
 constexpr uint32_t kEventFlags = ACL_EVENT_SYNC | ACL_EVENT_CAPTURE_STREAM_PROGRESS | ACL_EVENT_TIME_LINE |
                                  ACL_EVENT_DEVICE_USE_ONLY | ACL_EVENT_EXTERNAL | ACL_EVENT_IPC;
 constexpr uint32_t kStreamFlags = 0x3F;
+constexpr uint32_t kNeverSynchronized = ACL_STREAM_PERSISTENT | ACL_STREAM_CPU_SCHEDULE | ACL_STREAM_DEVICE_USE_ONLY;
 constexpr uint32_t kLowestPriority = 7;
 
 aclError CreateStream(Runtime& runtime, aclrtStream* out, uint32_t priority, uint32_t flag) {
@@ -72,7 +83,16 @@ aclError SynchronizeStream(Runtime& runtime, aclrtStream handle, Deadline deadli
   std::shared_ptr<Stream> stream;
   ACLEMU_TRY(FindStream(runtime, handle, &stream));
   Bump(Stats().synchronizes);
+  if ((stream->traits.flags & kNeverSynchronized) != 0) return ACL_SUCCESS;
   return stream->Synchronize(deadline);
+}
+
+aclError TakeEventId(Runtime& runtime, Event& event) {
+  if (event.counted.exchange(true)) return ACL_SUCCESS;
+  if (runtime.shared(event.device).TakeEvent()) return ACL_SUCCESS;
+  event.counted = false;
+  return Fail(ACL_ERROR_RT_NO_EVENT_RESOURCE, "device %d has %llu events", event.device,
+              static_cast<unsigned long long>(kMaxEvents));
 }
 
 aclError CreateEvent(Runtime& runtime, aclrtEvent* out, uint32_t flags, bool is_ex) {
@@ -82,27 +102,15 @@ aclError CreateEvent(Runtime& runtime, aclrtEvent* out, uint32_t flags, bool is_
     return Fail(ACL_ERROR_RT_PARAM_INVALID, "flag 0x%x", flags);
   }
   ACLEMU_TRY(NeedContext());
-  int id = Runtime::Current()->device;
-  if (!runtime.shared(id).TakeEvent()) {
-    return Fail(ACL_ERROR_RT_NO_EVENT_RESOURCE, "device %d has %llu events", id,
-                static_cast<unsigned long long>(kMaxEvents));
-  }
+  auto event = std::make_shared<Event>(Runtime::Current()->device, flags, is_ex);
+  // An event of the newer kind takes no id before its first record.
+  if (!is_ex) ACLEMU_TRY(TakeEventId(runtime, *event));
   uint64_t handle = runtime.NewHandle();
-  runtime.events.Add(handle, std::make_shared<Event>(id, flags, is_ex));
+  runtime.events.Add(handle, std::move(event));
   *out = reinterpret_cast<aclrtEvent>(handle);
   Bump(Stats().events_created);
   Bump(Stats().events_live);
   return ACL_SUCCESS;
-}
-
-// Event and stream of a call that queues something for both.
-aclError FindPair(Runtime& runtime, aclrtEvent event_handle, aclrtStream stream_handle, std::shared_ptr<Event>* event,
-                  std::shared_ptr<Stream>* stream) {
-  ACLEMU_TRY(FindEvent(runtime, event_handle, event));
-  ACLEMU_TRY(FindOwnStream(runtime, stream_handle, stream));
-  if ((*event)->device == (*stream)->device) return ACL_SUCCESS;
-  return Fail(ACL_ERROR_RT_PARAM_INVALID, "event of device %d, stream of device %d", (*event)->device,
-              (*stream)->device);
 }
 
 aclError Submit(Stream& stream, Task task) {
@@ -205,26 +213,27 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtDestroyEvent(aclrtEvent handle) {
     if (handle == nullptr) return NullPointer("event");
     auto event = runtime.events.Remove(handle);
     if (event == nullptr) return Fail(ACL_ERROR_RT_PARAM_INVALID, "no such event (destroyed?)");
-    runtime.shared(event->device).GiveEvent();
+    if (event->counted) runtime.shared(event->device).GiveEvent();
     Stats().events_live.fetch_sub(1);
     return ACL_SUCCESS;
   });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtRecordEvent(aclrtEvent event_handle, aclrtStream stream_handle) {
-  return Call(Api::aclrtRecordEvent, {.a = event_handle, .stream = stream_handle, .has_stream = true},
-              [&](Runtime& runtime) {
-                std::shared_ptr<Event> event;
-                std::shared_ptr<Stream> stream;
-                ACLEMU_TRY(FindPair(runtime, event_handle, stream_handle, &event, &stream));
-                Task task{};
-                task.kind = Task::Kind::kRecord;
-                task.record = std::make_shared<Record>();
-                auto record = task.record;
-                ACLEMU_TRY(Submit(*stream, std::move(task)));
-                event->SetLast(std::move(record));
-                return ACL_SUCCESS;
-              });
+  const CallArgs args{.a = event_handle, .stream = stream_handle, .has_stream = true};
+  return Call(Api::aclrtRecordEvent, args, [&](Runtime& runtime) {
+    std::shared_ptr<Event> event;
+    std::shared_ptr<Stream> stream;
+    ACLEMU_TRY(FindPair(runtime, event_handle, stream_handle, &event, &stream));
+    ACLEMU_TRY(TakeEventId(runtime, *event));
+    Task task{};
+    task.kind = Task::Kind::kRecord;
+    task.record = std::make_shared<Record>();
+    auto record = task.record;
+    ACLEMU_TRY(Submit(*stream, std::move(task)));
+    event->SetLast(std::move(record));
+    return ACL_SUCCESS;
+  });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtResetEvent(aclrtEvent event_handle, aclrtStream stream_handle) {
@@ -265,24 +274,6 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtQueryEventStatus(aclrtEvent handle, aclr
     *status = done ? ACL_EVENT_RECORDED_STATUS_COMPLETE : ACL_EVENT_RECORDED_STATUS_NOT_READY;
     return ACL_SUCCESS;
   });
-}
-
-ACLEMU_ENTRY(aclError) aclemu_impl_aclrtStreamWaitEvent(aclrtStream stream_handle, aclrtEvent event_handle) {
-  return Call(Api::aclrtStreamWaitEvent, {.a = event_handle, .stream = stream_handle, .has_stream = true},
-              [&](Runtime& runtime) {
-                std::shared_ptr<Event> event;
-                std::shared_ptr<Stream> stream;
-                ACLEMU_TRY(FindPair(runtime, event_handle, stream_handle, &event, &stream));
-                if ((event->flags & ACL_EVENT_SYNC) == 0) {
-                  return Refuse(Rule::kS2, ACL_ERROR_RT_PARAM_INVALID, "a wait needs an event with the SYNC flag");
-                }
-                Task task{};
-                task.kind = Task::Kind::kWait;
-                task.event = event;
-                task.record = event->last();
-                if (task.record == nullptr && event->is_ex) return ACL_SUCCESS;
-                return Submit(*stream, std::move(task));
-              });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtEventElapsedTime(float* ms, aclrtEvent start_handle, aclrtEvent end_handle) {

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <fstream>
 #include <sstream>
+#include <thread>
 
 #include "test/emulator_session.h"
 
@@ -56,9 +57,14 @@ TEST(Report, TellsCopiesFirstViolationsFaultsAndLeaks) {
 TEST(Report, BlockedSubmitsAreTimed) {
   InProcess({}, [] {
     Session acl;
-    ASSERT_EQ(SIDE(aclemu_inject)("H2D@1=delay:50"), 0);
+    ASSERT_EQ(SIDE(aclemu_inject)("H2D@1=hang"), 0);
+    std::thread release([] {
+      while (GetStats().submits_blocked == 0) std::this_thread::yield();
+      EXPECT_EQ(SIDE(aclemu_inject)(""), 0);
+    });
     ASSERT_EQ(aclrtMemcpyAsync(acl.device, 64, acl.pinned, 64, kH2D, acl.stream), ACL_SUCCESS);
     for (int i = 0; i < 2015; ++i) ASSERT_EQ(aclrtMemsetAsync(acl.device, 64, 1, 64, acl.stream), ACL_SUCCESS);
+    release.join();
     ASSERT_EQ(aclrtSynchronizeStream(acl.stream), ACL_SUCCESS);
     aclemu_stats stats = GetStats();
     EXPECT_GE(stats.submits_blocked, 1u);

@@ -99,14 +99,21 @@ TEST(Random, OrderBetweenStreamsVariesAndResultsDoNot) {
       Session acl;
       aclrtStream other = nullptr;
       ASSERT_EQ(aclrtCreateStream(&other), ACL_SUCCESS);
+      aclrtEvent first = nullptr, second = nullptr;
+      ASSERT_EQ(aclrtCreateEvent(&first), ACL_SUCCESS);
+      ASSERT_EQ(aclrtCreateEvent(&second), ACL_SUCCESS);
       int first_won = 0, second_won = 0;
       for (int round = 0; round < 100; ++round) {
-        ASSERT_EQ(aclrtMemsetAsync(acl.device, 64, 1, 64, acl.stream), ACL_SUCCESS);
-        ASSERT_EQ(aclrtMemsetAsync(acl.device, 64, 2, 64, other), ACL_SUCCESS);
+        ASSERT_EQ(aclrtRecordEvent(first, acl.stream), ACL_SUCCESS);
+        ASSERT_EQ(aclrtRecordEvent(second, other), ACL_SUCCESS);
         ASSERT_EQ(aclrtSynchronizeStream(acl.stream), ACL_SUCCESS);
         ASSERT_EQ(aclrtSynchronizeStream(other), ACL_SUCCESS);
-        (acl.DeviceByte(0) == 1 ? second_won : first_won)++;
+        float ms = 0;
+        aclError code = aclrtEventElapsedTime(&ms, first, second);
+        ASSERT_TRUE(code == ACL_SUCCESS || code == ACL_ERROR_RT_EVENT_TIMESTAMP_REVERSAL);
+        (code == ACL_SUCCESS ? first_won : second_won)++;
       }
+      for (aclrtEvent event : {first, second}) EXPECT_EQ(aclrtDestroyEvent(event), ACL_SUCCESS);
       EXPECT_GT(first_won, 0);
       EXPECT_GT(second_won, 0);
       // Ordered by an event, the result is certain.

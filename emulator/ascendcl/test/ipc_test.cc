@@ -159,6 +159,20 @@ TEST_F(Ipc, V2ImportedMemoryServesAsynchronousDeviceCopiesOnly) {
   EXPECT_EQ(importer.Join(), 0);
 }
 
+TEST_F(Ipc, V2AlsoWherePageableCopiesAreServed) {
+  Exporter exporter(knobs_, kOpen);
+  Knobs knobs = knobs_;
+  knobs.emplace_back("ACLEMU_PAGEABLE", "sync");
+  Peer importer(knobs, [&](Link&) {
+    Importer me(exporter.key);
+    ASSERT_EQ(me.Open(), ACL_SUCCESS);
+    std::vector<uint8_t> plain(kBlock);
+    EXPECT_EQ(me.Copy(me.far, plain.data(), ACL_MEMCPY_HOST_TO_DEVICE), ACL_ERROR_RT_PARAM_INVALID);
+    EXPECT_EQ(me.Copy(me.own, plain.data(), ACL_MEMCPY_HOST_TO_DEVICE), ACL_SUCCESS);
+  });
+  EXPECT_EQ(importer.Join(), 0);
+}
+
 TEST_F(Ipc, V2ImportersCloseBeforeTheOwnerClosesAndFrees) {
   Exporter exporter(knobs_, kOpen);
   EXPECT_EQ(exporter.Do('i'), ACL_ERROR_RT_PARAM_INVALID);  // the own key
