@@ -61,7 +61,8 @@ CopyEngine::Route CopyEngine::Choose(const NpuCopy& copy, bool alone) {
     if (!Aligned(copy.source) || !Aligned(copy.target)) return {};
     const int32_t from = copy.source.device_id();
     const int32_t to = copy.target.device_id();
-    return {from == to || driver_.EnsurePeerAccess(from, to) ? Way::kDirect : Way::kRelay};
+    if (from == to || driver_.EnsurePeerAccess(from, to)) return {Way::kDirect};
+    return {options_.ring_bytes > 0 ? Way::kRelay : Way::kSynchronous};
   }
   const CopyEnd& device_end = copy.source.on_host() ? copy.target : copy.source;
   if (!Aligned(device_end)) return {};
@@ -73,7 +74,7 @@ CopyEngine::Route CopyEngine::Choose(const NpuCopy& copy, bool alone) {
       return {Way::kDirect, true};
     }
   }
-  return {Way::kStaged};
+  return {options_.ring_bytes > 0 ? Way::kStaged : Way::kSynchronous};
 }
 
 size_t CopyEngine::DirectBatch(CopyDirection direction) const {

@@ -200,6 +200,19 @@ TEST_F(CopyEngineTest, WithoutPageLockedMemoryCopiesAreSynchronous) {
   EXPECT_TRUE(driver_.submitted().empty());
 }
 
+TEST_F(CopyEngineTest, RingOfNoBytesTurnsStagingOff) {
+  Options({.ring_bytes = 0});
+  driver_.unreachable.insert({0, 1});
+  const Bytes source = Pattern(4 * kMiB);
+  const FakeDeviceMemory device(0, 4 * kMiB);
+  const FakeDeviceMemory other(1, 4 * kMiB);
+  ASSERT_TRUE(engine_->Copy(Up(device, source)));
+  ASSERT_TRUE(engine_->Copy(Across(other, device)));
+  EXPECT_EQ(Held(other), source);
+  EXPECT_EQ(driver_.pinned_allocations, 0);
+  EXPECT_EQ(driver_.streams_created, 0);
+}
+
 TEST_F(CopyEngineTest, WithoutStreamsCopiesAreSynchronous) {
   driver_.has_streams = false;
   const Bytes source = Pattern(4 * kMiB);
