@@ -17,14 +17,30 @@ Environment (docs/emulator.md explains each):
   ACLEMU_DEVICES=2                     number of devices, 1 to 64
   ACLEMU_HBM=1G                        memory of each device (bytes, or with K, M, G, T)
   ACLEMU_KEEP=256M                     freed device memory that stays resident; more goes back to the system
-  ACLEMU_SCHED=eager|lazy              run stream tasks as they come, or only when something waits for them
+  ACLEMU_SCHED=eager|lazy|random:SEED|timed|manual
+                                       when stream tasks run: as they come, when something waits for them, late at random,
+                                       by the time model, when a test steps them
   ACLEMU_VIOLATION=return|abort|log    what happens when a rule of use is broken
   ACLEMU_PAGEABLE=refuse|sync          asynchronous copies of pageable memory: error, or as CANN 8.5
   ACLEMU_HOSTMEM=auto|plain|secret     memory behind aclrtMallocHost
   ACLEMU_POISON=1|0                    fill new and freed memory with patterns
-  ACLEMU_FAULT="aclrtMalloc@5=207001"  the 5th call returns that code; several with ';'; also H2D, D2H, D2D
+  ACLEMU_FAULT="aclrtMalloc@5=207001"  the 5th call returns that code; several with ';'; the manual has all forms:
+                                       H2D@%0.01=partial, D2H@every:3=delay:5, dev1@t2000=lost, ...
   ACLEMU_REPORT=stderr|FILE            JSON at exit: counters, violations, leaks
+  ACLEMU_CONFIG=FILE                   JSON with "faults" and "model"
+  ACLEMU_TIME=off|model|virtual        calls and copies take the time of a device; virtual: on a clock of its own
+  ACLEMU_MODEL=a2|a3|bench[,NAME=VALUE...]
+                                       numbers of the time model
+  ACLEMU_RACE=1                        find changed sources, early reads and missing synchronizes
+  ACLEMU_WATCHDOG=30s                  abort with a dump when a wait without a timeout makes no progress; 0: never
+  ACLEMU_STACK=1                       call stacks in the report
+  ACLEMU_TRACE=FILE                    one line per call
+  ACLEMU_POISON_OUT=1                  failed calls fill their outputs with a pattern
   ACLEMU_LEAK_FATAL=1                  exit code 23 if memory, streams or events are live at exit
+  ACLEMU_DIR=/dev/shm/NAME             devices shared by all processes with this directory; remove it afterwards
+  ACLEMU_HBM_RESERVED=0                part of each device that is never free
+  ACLEMU_CACHE=1                       free memory moves in steps of up to 36 MiB, as with the real driver
+  ACLEMU_SEGV=0                        do not explain a host access to device memory
   ASCEND_RT_VISIBLE_DEVICES=0,1        as on a real host
 HELP
 }

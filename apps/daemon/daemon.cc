@@ -52,13 +52,14 @@ void FillStandardStreams() {
 }  // namespace
 
 void ParseFlags(int argc, char** argv, const char* program, const std::string& usage,
-                std::span<const env::Variable* const> variables) {
+                std::span<const env::Variable* const> variables, const std::string& more) {
   FillStandardStreams();
   gflags::SetUsageMessage(usage);
   gflags::SetVersionString(kSoftwareVersion);
   gflags::ParseCommandLineNonHelpFlags(&argc, &argv, /*remove_flags=*/true);
   if (FLAGS_help) {
     PrintHelp(program, usage, variables);
+    fmt::print("{}", more);
     std::exit(0);
   }
   if (FLAGS_version) {

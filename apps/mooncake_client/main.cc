@@ -45,8 +45,9 @@ DEFINE_int32(local_memcpy_async_worker_num, 32, "accepted, without meaning here"
 DEFINE_string(p2p_transfer_direction_mode, "reverse", "reverse or forward: accepted, the owner's side decides");
 DEFINE_int32(p2p_key_lease_duration_ms, 0, "accepted, without meaning here: reads hold references, not leases");
 DEFINE_int32(p2p_key_lease_scan_interval_ms, 0, "accepted, without meaning here");
-DEFINE_int32(http_port, 9003,
-             "HTTP port (/health, /metrics, /get_key_count); when the default is taken the next free one is used");
+DEFINE_int32(
+    http_port, 9003,
+    "HTTP port (/health, /metrics, /tiers, /get_key_count); when the default is taken the next free one is used");
 DEFINE_bool(enable_http_server, true, "serve HTTP");
 DEFINE_string(runtime_config, "", "accepted, without meaning yet");
 DEFINE_bool(enable_client_metric_collection, true, "accepted, always on");
@@ -135,6 +136,16 @@ Result<std::unique_ptr<rpc::RpcServer>> ServeControlPort(rpc::IoPool& io, RealCl
   return server;
 }
 
+// The keys of a tier object, from the table the parser works with.
+std::string TierKeysHelp() {
+  std::string text = "\nTiers: {\"tiers\": [{...}, ...]}, comments allowed. Keys of a tier:\n";
+  for (const TierConfigKey& key : TierConfigKeys()) {
+    text += fmt::format("  {} ({}; {}; default {}){}\n      {}\n", key.name, key.tier_types, key.form,
+                        key.default_value, key.built ? "" : " - not built yet", key.meaning);
+  }
+  return text;
+}
+
 std::string DescribeTiers(const RealClient& client) {
   std::string text;
   for (const TierView& tier : client.GetTierViews()) {
@@ -174,7 +185,7 @@ Result<void> Run() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  daemon::ParseFlags(argc, argv, kProgram, kUsage, env::All());
+  daemon::ParseFlags(argc, argv, kProgram, kUsage, env::All(), TierKeysHelp());
   daemon::BlockSignals();
   const auto ran = Run();
   return ran ? 0 : daemon::Fail(kProgram, ran.error());

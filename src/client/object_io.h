@@ -42,6 +42,9 @@ struct ObjectBytes {
   ObjectInfo info;
 };
 
+// How long a put waits for room when everything that could leave a full tier is in use; once per call, not per key.
+inline constexpr auto kRoomWait = std::chrono::milliseconds(500);
+
 // Borrowed views between the tiers' vocabulary and the transfer engine's. The buffer must be addressable.
 DataSource AsDataSource(const MemoryRange& range);
 MemoryRange AsMemoryRange(const DataSource& data);

@@ -12,12 +12,42 @@ using protocol::ObjectState;
 
 struct Found {
   std::vector<ObjectState> objects;
+  std::string message;
   std::vector<AllocationHandle> handles;  // of those to be sent
   bool on_device = false;
 };
 
 void FailCall(rpc::ServerCall call, ErrorCode code, std::string message) {
   std::move(call).Fail(Status(code, std::move(message)));
+}
+
+// Copies the blocks into the slot with one synchronisation. A block that cannot be read costs its own object only: a
+// failure, or a miss when its device is gone.
+std::vector<rpc::ConstSpan> StageOut(TieredBackend& backend, Found& found, HostRange slot) {
+  std::vector<RangeCopy> copies;
+  size_t offset = 0;
+  for (const auto& handle : found.handles) {
+    const size_t size = handle->data.size();
+    copies.push_back({.target = slot.subspan(offset, size), .source = AsMemoryRange(handle->data)});
+    offset += size;
+  }
+  CopyRanges(copies);
+  std::vector<rpc::ConstSpan> payload;
+  size_t next = 0;  // handles belong to the objects marked as sent, in order
+  for (ObjectState& object : found.objects) {
+    if (!object.sent) continue;
+    const size_t k = next++;
+    if (copies[k].result) {
+      payload.push_back(std::get<HostRange>(copies[k].target));
+      continue;
+    }
+    const Status& error = copies[k].result.error();
+    const bool gone = backend.ForgetIfLost(*found.handles[k]->tier);
+    if (!gone && found.message.empty()) found.message = error.message();
+    object = ObjectState{};
+    object.code = ToInt(gone ? ErrorCode::OBJECT_NOT_FOUND : error.code());
+  }
+  return payload;
 }
 
 }  // namespace
@@ -121,27 +151,18 @@ void PeerService::Get(rpc::ServerCall call, protocol::GetRequest request) {
     }
     found->objects.push_back(object);
   }
-  std::string body = rpc::Encode(protocol::GetReply{found->objects});
   if (!found->on_device) {
     std::vector<rpc::ConstSpan> payload;
     for (const auto& handle : found->handles) payload.push_back(std::get<HostRange>(AsMemoryRange(handle->data)));
-    return std::move(call).Reply(std::move(body), std::move(payload), found);
+    return std::move(call).Reply(rpc::Encode(protocol::GetReply{found->objects, found->message}), std::move(payload),
+                                 found);
   }
-  rpc::RunOn(parts_.threads.stagers, std::move(call),
-             [this, found, total, body = std::move(body)](rpc::ServerCall held) mutable {
-               auto slot = parts_.staging.Acquire(held.deadline());
-               if (!slot) return std::move(held).Fail(slot.error());
-               const HostRange bytes = (*slot)->bytes().first(total);
-               size_t offset = 0;
-               for (const auto& handle : found->handles) {
-                 const size_t size = handle->data.size();
-                 if (auto copied = CopyToHost(bytes.subspan(offset, size), AsMemoryRange(handle->data)); !copied) {
-                   return std::move(held).Fail(copied.error());
-                 }
-                 offset += size;
-               }
-               std::move(held).Reply(std::move(body), {bytes}, *slot);
-             });
+  rpc::RunOn(parts_.threads.stagers, std::move(call), [this, found, total](rpc::ServerCall held) {
+    auto slot = parts_.staging.Acquire(held.deadline());
+    if (!slot) return std::move(held).Fail(slot.error());
+    auto payload = StageOut(parts_.backend, *found, (*slot)->bytes().first(total));
+    std::move(held).Reply(rpc::Encode(protocol::GetReply{found->objects, found->message}), std::move(payload), *slot);
+  });
 }
 
 void PeerService::OpenRead(rpc::ServerCall call, const protocol::OpenReadRequest& request) {
@@ -197,13 +218,14 @@ void PeerService::PreparePut(rpc::ServerCall call, const std::shared_ptr<Incomin
   incoming->handles.resize(keys.size());
   size_t staged_bytes = 0;
   size_t largest_discarded = 0;
+  const Deadline room_wait = Deadline::After(kRoomWait);
   for (size_t i = 0; i < keys.size(); ++i) {
     put_requests_.Add();
     if (parts_.backend.RecordUse(keys[i])) {
       largest_discarded = std::max<size_t>(largest_discarded, sizes[i]);
       continue;
     }
-    auto handle = parts_.backend.Allocate(sizes[i]);
+    auto handle = parts_.backend.Allocate(sizes[i], std::nullopt, /*strict=*/false, room_wait);
     if (!handle) {
       incoming->Refuse(i, handle.error());
       largest_discarded = std::max<size_t>(largest_discarded, sizes[i]);
@@ -253,11 +275,16 @@ void PeerService::ReceivePut(rpc::ServerCall call, const std::shared_ptr<Incomin
 }
 
 void PeerService::FinishPut(rpc::ServerCall call, const std::shared_ptr<Incoming>& incoming) {
+  std::vector<RangeCopy> copies;
   for (const auto& [i, bytes] : incoming->staged) {
-    if (auto copied = CopyFromHost(AsMemoryRange(incoming->handles[i]->data), bytes); !copied) {
-      incoming->Refuse(i, copied.error());
-      incoming->handles[i] = nullptr;
-    }
+    copies.push_back({.target = AsMemoryRange(incoming->handles[i]->data), .source = bytes});
+  }
+  CopyRanges(copies);
+  for (size_t k = 0; k < copies.size(); ++k) {
+    if (copies[k].result) continue;
+    const size_t i = incoming->staged[k].first;
+    incoming->Refuse(i, copies[k].result.error());
+    incoming->handles[i] = nullptr;
   }
   std::vector<size_t> stored;
   for (size_t i = 0; i < incoming->handles.size(); ++i) {
@@ -280,7 +307,7 @@ void PeerService::FinishPut(rpc::ServerCall call, const std::shared_ptr<Incoming
 void PeerService::OpenWrite(rpc::ServerCall call, const protocol::OpenWriteRequest& request) {
   protocol::OpenReply reply{.size = request.size};
   if (parts_.backend.RecordUse(request.key)) return std::move(call).Reply(rpc::Encode(reply));
-  auto handle = parts_.backend.Allocate(request.size);
+  auto handle = parts_.backend.Allocate(request.size, std::nullopt, /*strict=*/false, Deadline::After(kRoomWait));
   if (!handle) return std::move(call).Fail(handle.error());
   reply.type = static_cast<int32_t>((*handle)->data.type);
   auto window = windows_.Open(call.session(), {AsMemoryRange((*handle)->data), *handle, /*writable=*/true});

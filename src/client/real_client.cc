@@ -2,6 +2,7 @@
 #include "client/real_client.h"
 
 #include "client/listen_address.h"
+#include "client/tiers_report.h"
 #include "common/log.h"
 #include "common/version.h"
 #include "protocol/methods.h"
@@ -143,6 +144,7 @@ Result<void> RealClient::StartHttp(const std::string& bind_host) {
   http.get["/get_key_count"] = [this](const HttpRequest&) {
     return HttpReply{.body = std::to_string(KeyCount()) + "\n"};
   };
+  http.get["/tiers"] = [this](const HttpRequest& request) { return TiersReport(backend_.get(), request); };
   http_ = MC_TRY(HttpServer::Open(std::move(http)));
   return {};
 }
@@ -182,6 +184,8 @@ std::string RealClient::MetricsText() {
     set("hits_total", "reads served from a tier", view.hits);
     set("offloaded_keys_total", "blocks moved to a lower tier", view.demoted_out);
     set("evicted_keys_total", "blocks dropped", view.dropped);
+    set("device_refusals_total", "blocks the device refused although the tier had room", view.device_refusals);
+    set("lost", "1: the tier's memory is gone for good", view.lost ? 1 : 0);
   }
   return metrics_.Serialize();
 }

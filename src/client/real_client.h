@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "client/announcer.h"
+#include "client/copy_group.h"
 #include "client/local_memory.h"
 #include "client/master_link.h"
 #include "client/object_io.h"
@@ -104,8 +105,10 @@ class RealClient {
   std::vector<protocol::TierState> TierStates() const;
   Deadline NewDeadline() const { return Deadline::After(options_.call_timeout); }
 
-  Result<void> PutLocal(const PutItem& item);
-  Result<ObjectInfo> GetLocal(const GetItem& item);
+  // Both write `result` now or when the group is flushed.
+  void PutLocal(const PutItem& item, CopyGroup& group, Deadline room_wait, Result<void>& result);
+  void GetLocal(const GetItem& item, CopyGroup& group, Result<ObjectInfo>& result);
+  Status Unreadable(const AllocationEntry& block, const Status& error);
   void AwaitVisible(std::span<const PutItem> items, std::vector<Result<void>>& results, Deadline deadline);
   static void CountGet(const Traffic& traffic, const Result<ObjectInfo>& result);
   static void CountPut(const Traffic& traffic, const Result<void>& result, uint64_t size);

@@ -50,14 +50,30 @@ void RealClient::CountPut(const Traffic& traffic, const Result<void>& result, ui
 
 // --- put ---
 
-Result<void> RealClient::PutLocal(const PutItem& item) {
-  if (backend_->RecordUse(item.key)) return {};
-  AllocationHandle handle = MC_TRY(backend_->Allocate(SizeOf(item.value)));
-  MC_TRY(backend_->Write(AsDataSource(item.value), handle));
-  const auto committed = backend_->Commit(item.key, std::move(handle), {.only_if_absent = true});
-  if (!committed && committed.error().code() != ErrorCode::OBJECT_ALREADY_EXISTS)
-    return std::unexpected(committed.error());
-  return {};
+void RealClient::PutLocal(const PutItem& item, CopyGroup& group, Deadline room_wait, Result<void>& result) {
+  if (backend_->RecordUse(item.key)) return;
+  const size_t size = SizeOf(item.value);
+  auto handle = backend_->Allocate(size);
+  if (!handle && handle.error().code() == ErrorCode::NO_AVAILABLE_HANDLE) {
+    group.Flush();  // the blocks of this very batch may be what is in the way
+    handle = backend_->Allocate(size, std::nullopt, /*strict=*/false, room_wait);
+  }
+  if (!handle) {
+    result = std::unexpected(handle.error());
+    return;
+  }
+  const MemoryRange block = AsMemoryRange((*handle)->data);
+  group.Add(block, item.value, [this, &item, &result, written = std::move(*handle)](Result<void> copied) mutable {
+    result = std::move(copied);
+    if (!result) {
+      backend_->ForgetIfLost(*written->tier);
+      return;
+    }
+    const auto committed = backend_->Commit(item.key, std::move(written), {.only_if_absent = true});
+    if (!committed && committed.error().code() != ErrorCode::OBJECT_ALREADY_EXISTS) {
+      result = std::unexpected(committed.error());
+    }
+  });
 }
 
 // Turns success into an error where other clients could not read the key now: the master was not told, or it gave the
@@ -95,13 +111,14 @@ std::vector<Result<void>> RealClient::BatchPut(std::span<const PutItem> items) {
   std::vector<RemoteObjects::Write> writes;
   std::vector<size_t> remote_positions;
   std::unordered_map<std::string_view, size_t> first;  // position of a key's first value in the batch, which wins
+  CopyGroup group;
+  const Deadline room_wait = Deadline::After(kRoomWait);
   for (size_t i = 0; i < items.size(); ++i) {
     const PutItem& item = items[i];
     if (results[i] = CheckKey(item.key); !results[i]) continue;
     if (!first.try_emplace(item.key, i).second) continue;
     if (backend_ != nullptr) {
-      results[i] = PutLocal(item);
-      CountPut(local_put_, results[i], SizeOf(item.value));
+      PutLocal(item, group, room_wait, results[i]);
     } else {
       writes.push_back({.key = item.key, .value = item.value, .result = {}});
       remote_positions.push_back(i);
@@ -114,6 +131,17 @@ std::vector<Result<void>> RealClient::BatchPut(std::span<const PutItem> items) {
       CountPut(remote_put_, results[remote_positions[k]], SizeOf(writes[k].value));
     }
   }
+  group.Flush();
+  if (backend_ != nullptr) {
+    // A device that was lost meanwhile takes no more blocks: another tier may.
+    for (const auto& [key, i] : first) {
+      if (results[i] || results[i].error().code() != ErrorCode::DATA_COPY_FAILED || !backend_->AnyLost()) continue;
+      results[i] = {};
+      PutLocal(items[i], group, room_wait, results[i]);
+    }
+    group.Flush();
+    for (const auto& [key, i] : first) CountPut(local_put_, results[i], SizeOf(items[i].value));
+  }
   if (backend_ != nullptr && !options_.async_announce) AwaitVisible(items, results, deadline);
   for (size_t i = 0; i < items.size(); ++i) {
     if (const auto winner = first.find(items[i].key); winner != first.end() && winner->second != i)
@@ -125,31 +153,51 @@ std::vector<Result<void>> RealClient::BatchPut(std::span<const PutItem> items) {
 
 // --- get ---
 
-Result<ObjectInfo> RealClient::GetLocal(const GetItem& item) {
-  const ObjectView view = MC_TRY(backend_->Get(item.key));
-  const uint64_t size = view.handle->data.size();
-  const MemoryRange target = MC_TRY(FitTarget(item.key, item.target, size));
-  MC_TRY(backend_->copier().Copy(view.handle->data, AsDataSource(target)));
-  return ObjectInfo{size, view.handle->data.type, /*local=*/true};
+// What a failed read of a local block is to the caller: a miss when the block's device is gone.
+Status RealClient::Unreadable(const AllocationEntry& block, const Status& error) {
+  return backend_->ForgetIfLost(*block.tier) ? Status(ErrorCode::OBJECT_NOT_FOUND, {}) : error;
+}
+
+void RealClient::GetLocal(const GetItem& item, CopyGroup& group, Result<ObjectInfo>& result) {
+  auto view = backend_->Get(item.key);
+  if (!view) {
+    result = std::unexpected(view.error());
+    return;
+  }
+  const MemoryRange block = AsMemoryRange(view->handle->data);
+  const auto target = FitTarget(item.key, item.target, SizeOf(block));
+  if (!target) {
+    result = std::unexpected(target.error());
+    return;
+  }
+  group.Add(*target, block, [this, &result, read = std::move(view->handle)](Result<void> copied) {
+    result = ObjectInfo{read->data.size(), read->data.type, /*local=*/true};
+    if (!copied) result = std::unexpected(Unreadable(*read, copied.error()));
+  });
 }
 
 std::vector<Result<ObjectInfo>> RealClient::BatchGetInto(std::span<const GetItem> items) {
   std::shared_lock guard(closing_mutex_);
   if (closing_.load()) return std::vector<Result<ObjectInfo>>(items.size(), Closed());
   std::vector<Result<ObjectInfo>> results(items.size());
+  CopyGroup group;
+  for (size_t i = 0; i < items.size(); ++i) {
+    if (auto key = CheckKey(items[i].key); !key) {
+      results[i] = std::unexpected(key.error());
+    } else if (backend_ != nullptr) {
+      GetLocal(items[i], group, results[i]);
+    } else {
+      results[i] = std::unexpected(Status(ErrorCode::OBJECT_NOT_FOUND, {}));
+    }
+  }
+  group.Flush();
   std::vector<RemoteObjects::Read> reads;
   std::vector<size_t> positions;
   for (size_t i = 0; i < items.size(); ++i) {
     const GetItem& item = items[i];
-    if (auto key = CheckKey(item.key); !key) {
-      results[i] = std::unexpected(key.error());
-      continue;
-    }
-    if (backend_ != nullptr) {
-      results[i] = GetLocal(item);
-      CountGet(local_get_, results[i]);
-      if (results[i] || !IsMiss(results[i].error())) continue;
-    }
+    if (item.key.empty()) continue;
+    if (backend_ != nullptr) CountGet(local_get_, results[i]);
+    if (results[i] || !IsMiss(results[i].error())) continue;
     RemoteObjects::Read read{.key = item.key, .target = {}, .to_device = !IsHost(item.target)};
     read.target = [&item](uint64_t size) { return FitTarget(item.key, item.target, size); };
     reads.push_back(std::move(read));
@@ -175,21 +223,25 @@ std::vector<Result<ObjectBytes>> RealClient::BatchGet(std::span<const std::strin
   };
   std::vector<RemoteObjects::Read> reads;
   std::vector<size_t> positions;
+  CopyGroup group;
   for (size_t i = 0; i < keys.size(); ++i) {
     if (auto key = CheckKey(keys[i]); !key) {
       results[i] = std::unexpected(key.error());
       continue;
     }
     if (backend_ != nullptr) {
-      if (const auto view = backend_->Get(keys[i])) {
+      if (auto view = backend_->Get(keys[i])) {
         const DataSource& data = view->handle->data;
+        const ObjectInfo info{data.size(), data.type, /*local=*/true};
         const MemoryRange block = AsMemoryRange(data);
         if (const auto* host = std::get_if<HostRange>(&block)) {
-          results[i] = ObjectBytes{*host, view->handle, {}};
+          results[i] = ObjectBytes{*host, view->handle, info};
         } else if (results[i] = make_room(data.size()); results[i]) {
-          if (auto copied = CopyToHost(results[i]->bytes, block); !copied) results[i] = std::unexpected(copied.error());
+          results[i]->info = info;
+          group.Add(results[i]->bytes, block, [this, &result = results[i], read = view->handle](Result<void> copied) {
+            if (!copied) result = std::unexpected(Unreadable(*read, copied.error()));
+          });
         }
-        if (results[i]) results[i]->info = {data.size(), data.type, /*local=*/true};
         continue;
       }
     }
@@ -202,6 +254,7 @@ std::vector<Result<ObjectBytes>> RealClient::BatchGet(std::span<const std::strin
     reads.push_back(std::move(read));
     positions.push_back(i);
   }
+  group.Flush();
   if (!reads.empty()) remote_->Get(reads, NewDeadline());
   for (size_t k = 0; k < reads.size(); ++k) {
     auto& result = results[positions[k]];

@@ -193,17 +193,21 @@ class RemoteObjects::OwnerReader {
       for (Read* read : group->reads) Fail(*read, body.error());
       return;
     }
-    for (const auto& staged : group->staged) {
-      if (auto copied = CopyFromHost(staged.target, staged.bytes); !copied)
-        staged.read->result = std::unexpected(copied.error());
+    std::vector<RangeCopy> copies;
+    for (const auto& staged : group->staged) copies.push_back({.target = staged.target, .source = staged.bytes});
+    CopyRanges(copies);
+    for (size_t i = 0; i < copies.size(); ++i) {
+      if (!copies[i].result) group->staged[i].read->result = std::unexpected(copies[i].result.error());
     }
-    for (size_t i = 0; i < group->reads.size(); ++i) Conclude(*group->reads[i], group->reply->objects[i]);
+    for (size_t i = 0; i < group->reads.size(); ++i)
+      Conclude(*group->reads[i], group->reply->objects[i], *group->reply);
   }
 
-  void Conclude(Read& read, const protocol::ObjectState& object) {
+  void Conclude(Read& read, const protocol::ObjectState& object, const protocol::GetReply& reply) {
     if (object.code != 0) {
       // A stale route is a miss, not a fault: the owner corrects the master, the next round asks again.
-      read.result = std::unexpected(Status(static_cast<ErrorCode>(object.code), {}));
+      const auto code = static_cast<ErrorCode>(object.code);
+      read.result = std::unexpected(Status(code, code == ErrorCode::OBJECT_NOT_FOUND ? std::string() : reply.message));
       read.failed.insert(owner_.id);
     } else if (!object.sent) {
       large_.push_back(&read);

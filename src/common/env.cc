@@ -12,8 +12,8 @@ std::optional<std::string> Get(const Variable& variable) {
 }
 
 std::span<const Variable* const> All() {
-  static constexpr const Variable* kAll[] = {&kTieredConfigSeedSpelling, &kTieredConfig, &kLogLevel, &kAclLibrary,
-                                             &kUseHugepage};
+  static constexpr const Variable* kAll[] = {
+      &kTieredConfigSeedSpelling, &kTieredConfig, &kLogLevel, &kAclLibrary, &kUseHugepage, &kHugepageSize};
   return kAll;
 }
 

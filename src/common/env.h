@@ -19,7 +19,10 @@ inline constexpr Variable kTieredConfig{"MOONCAKE_TIERED_CONFIG",
 inline constexpr Variable kLogLevel{"MC_LOG_LEVEL", "debug | info | warn | error | off (default info)"};
 inline constexpr Variable kAclLibrary{"MC_ACL_LIBRARY",
                                       "path of the ACL runtime library (default: libascendcl.so, then libacl_rt.so)"};
-inline constexpr Variable kUseHugepage{"MC_STORE_USE_HUGEPAGE", "1: DRAM tiers on huge pages"};
+inline constexpr Variable kUseHugepage{"MC_STORE_USE_HUGEPAGE",
+                                       "1: DRAM tiers on huge pages, unless a tier says \"hugepages\" itself"};
+inline constexpr Variable kHugepageSize{"MC_STORE_HUGEPAGE_SIZE",
+                                        "2MB (default) | 1GB: their size, with MC_STORE_USE_HUGEPAGE"};
 
 // Value of a variable, nullopt when unset. Call at start-up only: the environment is not guarded against setenv.
 std::optional<std::string> Get(const Variable& variable);

@@ -23,7 +23,8 @@ struct ObjectState {
 };
 struct GetReply {
   std::vector<ObjectState> objects;
-  MSGPACK_DEFINE_MAP(objects);
+  std::string message;  // of the first failure that is no miss
+  MSGPACK_DEFINE_MAP(objects, message);
 };
 
 // Payload: the values, one after the other.

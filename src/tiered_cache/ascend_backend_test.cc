@@ -31,25 +31,48 @@ constexpr size_t kKiB = size_t{1} << 10;
 
 struct Tiers {
   std::shared_ptr<AscendCacheTier> npu;
+  std::shared_ptr<AscendCacheTier> other_npu;  // null with one device
   std::shared_ptr<DramTier> dram;
   std::unique_ptr<TieredBackend> backend;
+
+  std::vector<std::shared_ptr<CacheTier>> all() const {
+    std::vector<std::shared_ptr<CacheTier>> tiers{npu, dram};
+    if (other_npu) tiers.push_back(other_npu);
+    return tiers;
+  }
 };
 
-Tiers OpenTiers(const std::shared_ptr<NpuRuntime>& runtime, size_t npu_bytes, size_t dram_bytes) {
+std::shared_ptr<AscendCacheTier> OpenNpuTier(const std::shared_ptr<NpuRuntime>& runtime, size_t bytes,
+                                             int32_t device_id) {
+  using Allocation = AscendCacheTier::Allocation;
+  auto npu = AscendCacheTier::Open({.capacity = bytes,
+                                    .priority = 100 - device_id,
+                                    .tags = {},
+                                    .device_id = device_id,
+                                    .allocation = device_id == 0 ? Allocation::kDirect : Allocation::kSlab},
+                                   runtime);
+  MC_CHECK(npu, "{}", npu.error().ToString());
+  return *npu;
+}
+
+// 0 bytes: no tier on a second device.
+Tiers OpenTiers(const std::shared_ptr<NpuRuntime>& runtime, size_t npu_bytes, size_t dram_bytes,
+                size_t other_npu_bytes = 0) {
   Tiers tiers;
-  auto npu = AscendCacheTier::Open({.capacity = npu_bytes, .priority = 100, .tags = {}, .device_id = 0}, runtime);
+  tiers.npu = OpenNpuTier(runtime, npu_bytes, 0);
+  if (other_npu_bytes > 0) tiers.other_npu = OpenNpuTier(runtime, other_npu_bytes, 1);
   auto dram = DramTier::Open({.capacity = dram_bytes, .priority = 10, .tags = {}, .numa_node = {}, .prefault = false});
-  MC_CHECK(npu && dram, "tiers");
-  tiers.npu = *npu;
+  MC_CHECK(dram, "{}", dram.error().ToString());
   tiers.dram = *dram;
-  auto backend = TieredBackend::Open({*npu, *dram}, {});
+  auto backend = TieredBackend::Open(tiers.all(), {});
   MC_CHECK(backend, "backend");
   tiers.backend = std::move(*backend);
   return tiers;
 }
 
 Result<uint64_t> Put(TieredBackend& backend, const std::string& key, const Bytes& bytes) {
-  const AllocationHandle handle = MC_TRY(backend.Allocate(bytes.size()));
+  const AllocationHandle handle =
+      MC_TRY(backend.Allocate(bytes.size(), std::nullopt, false, Deadline::After(std::chrono::minutes(1))));
   MC_TRY(backend.Write(DataSource::Host(bytes.data(), bytes.size()), handle));
   return backend.Commit(key, handle);
 }
@@ -195,7 +218,7 @@ class Worker {
   static constexpr uint32_t kKeys = 300;
 
   Worker(Tiers& tiers, uint32_t number)
-      : tiers_(tiers), backend_(*tiers.backend), number_(number), random_(number + 1) {}
+      : all_(tiers.all()), backend_(*tiers.backend), number_(number), random_(number + 1) {}
 
   void Run() {
     for (int i = 0; i < kOperationsPerThread; ++i) {
@@ -212,8 +235,8 @@ class Worker {
                {ErrorCode::OBJECT_NOT_FOUND, ErrorCode::TIER_NOT_FOUND, ErrorCode::NO_AVAILABLE_HANDLE,
                 ErrorCode::CAS_FAILED});
       }
-      if (tiers_.npu->usage() > tiers_.npu->info().capacity || tiers_.dram->usage() > tiers_.dram->info().capacity) {
-        failures.push_back("usage above capacity");
+      for (const auto& tier : all_) {
+        if (tier->usage() > tier->info().capacity) failures.push_back("usage above capacity");
       }
     }
   }
@@ -228,7 +251,7 @@ class Worker {
   static ErrorCode CodeOf(const Result<T>& result) {
     return result ? ErrorCode::OK : result.error().code();
   }
-  Uuid Tier(uint32_t odd) const { return odd % 2 == 0 ? tiers_.npu->info().id : tiers_.dram->info().id; }
+  Uuid Tier(uint32_t number) const { return all_[number % all_.size()]->info().id; }
 
   void Expect(ErrorCode code, std::initializer_list<ErrorCode> allowed) {
     if (code == ErrorCode::OK || std::find(allowed.begin(), allowed.end(), code) != allowed.end()) return;
@@ -261,7 +284,7 @@ class Worker {
     read.push_back({view->version, key, stamp.put, bytes->empty()});
   }
 
-  Tiers& tiers_;
+  const std::vector<std::shared_ptr<CacheTier>> all_;
   TieredBackend& backend_;
   const uint32_t number_;
   std::minstd_rand random_;
@@ -290,12 +313,11 @@ void ExpectReadsMatchCommits(const std::vector<Worker>& workers) {
   EXPECT_GT(compared, workers.size() * kOperationsPerThread / 20) << "too many misses to prove anything";
 }
 
-// About 300 keys of 32 KiB on average want 9 MiB; the tiers have 4.
-void EightThreadsMixEverything(const std::shared_ptr<NpuRuntime>& runtime) {
-  Tiers tiers = OpenTiers(runtime, 1536 * kKiB, 2560 * kKiB);
+// About 300 keys of 32 KiB on average want 9 MiB; the tiers have about 4.
+void ManyThreadsMixEverything(Tiers tiers, uint32_t thread_count) {
   std::vector<Worker> workers;
-  workers.reserve(8);
-  for (uint32_t i = 0; i < 8; ++i) workers.emplace_back(tiers, i);
+  workers.reserve(thread_count);
+  for (uint32_t i = 0; i < thread_count; ++i) workers.emplace_back(tiers, i);
   std::vector<std::thread> threads;
   for (Worker& worker : workers) threads.emplace_back([&worker] { worker.Run(); });
   for (auto& thread : threads) thread.join();
@@ -303,9 +325,14 @@ void EightThreadsMixEverything(const std::shared_ptr<NpuRuntime>& runtime) {
     EXPECT_EQ(worker.failures.size(), 0u) << "first: " << worker.failures.front();
   }
   ExpectReadsMatchCommits(workers);
-  const auto views = tiers.backend->GetTierViews();
-  EXPECT_GT(views[0].demoted_out, 0u) << "nothing had to move: this run proved nothing";
-  EXPECT_GT(views[0].dropped + views[1].dropped, 0u);
+  uint64_t demoted = 0;
+  uint64_t dropped = 0;
+  for (const TierView& view : tiers.backend->GetTierViews()) {
+    demoted += view.demoted_out;
+    dropped += view.dropped;
+  }
+  EXPECT_GT(demoted, 0u) << "nothing had to move: this run proved nothing";
+  EXPECT_GT(dropped, 0u);
   tiers.backend->RemoveAll();
   for (const TierView& view : tiers.backend->GetTierViews()) {
     EXPECT_EQ(view.usage, 0u) << view.name;
@@ -315,7 +342,7 @@ void EightThreadsMixEverything(const std::shared_ptr<NpuRuntime>& runtime) {
 
 TEST(TieredConcurrencyTest, EightThreadsOnFakeNpuAndDramSeeWholeObjectsAndLeaveNothing) {
   const auto runtime = std::make_shared<FakeNpuRuntime>();
-  EightThreadsMixEverything(runtime);
+  ManyThreadsMixEverything(OpenTiers(runtime, 1536 * kKiB, 2560 * kKiB), 8);
   EXPECT_EQ(runtime->live_blocks(), 0u);
   EXPECT_EQ(runtime->used_bytes(0), 0u);
 }
@@ -324,9 +351,16 @@ TEST(TieredConcurrencyTest, EightThreadsOnAclAndDramSeeWholeObjectsAndLeaveNothi
   auto runtime = OpenNpuRuntime();
   ASSERT_TRUE(runtime) << runtime.error().ToString();
   ASSERT_TRUE(EmulatorProbe::Loaded());
-  EightThreadsMixEverything(*runtime);
+  ManyThreadsMixEverything(OpenTiers(*runtime, 1536 * kKiB, 2560 * kKiB), 8);
   EXPECT_EQ(EmulatorProbe::LiveBlocks(), 0);
   EXPECT_EQ(EmulatorProbe::Stats().device_live_bytes, 0u);
+}
+
+TEST(TieredConcurrencyTest, SixteenThreadsOnTwoNpusAndDramSeeWholeObjectsAndLeaveNothing) {
+  auto runtime = OpenNpuRuntime();
+  ASSERT_TRUE(runtime) << runtime.error().ToString();
+  ManyThreadsMixEverything(OpenTiers(*runtime, 1024 * kKiB, 2048 * kKiB, 1024 * kKiB), 16);
+  EXPECT_EQ(EmulatorProbe::LiveBlocks(), 0);
 }
 
 }  // namespace

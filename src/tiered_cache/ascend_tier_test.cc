@@ -3,29 +3,19 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <thread>
 
 #include "common/byte_size.h"
 #include "device/acl/test_emulator_probe.h"
 #include "tiered_cache/data_copier.h"
 #include "tiered_cache/fake_npu_runtime.h"
+#include "tiered_cache/test_ascend_tiers.h"
 
 namespace mooncake {
 namespace {
 
 using Call = FakeNpuRuntime::Call;
-
-constexpr size_t kMiB = size_t{1} << 20;
-
-Result<std::shared_ptr<AscendCacheTier>> OpenTier(const std::shared_ptr<NpuRuntime>& runtime, size_t capacity,
-                                                  int32_t device_id = 0) {
-  return AscendCacheTier::Open({.capacity = capacity, .priority = 100, .tags = {"npu"}, .device_id = device_id},
-                               runtime);
-}
-
-const AscendBufferBase& NpuOf(const DataSource& data) {
-  return dynamic_cast<const AscendBufferBase&>(*data.buffer);
-}
 
 // --- on the fake ---
 
@@ -84,8 +74,7 @@ TEST_F(AscendTierTest, FullTierRefusesWithoutAskingTheDevice) {
     ASSERT_FALSE(more);
     EXPECT_EQ(more.error().code(), ErrorCode::NO_AVAILABLE_HANDLE);
     EXPECT_EQ(more.error().vendor_code(), 0) << "the tier refuses, not the device";
-    EXPECT_NE(more.error().message().find(fmt::format("{} B (used 900 of 1000 B)", size)), std::string::npos)
-        << more.error().message();
+    ExpectSays(more.error(), {fmt::format("{} B (used 900 of 1000 B, largest hole 100 B)", size)});
   }
   EXPECT_EQ(tier_->usage(), 900u);
   EXPECT_EQ(runtime_->calls(Call::kAllocate), asked);
@@ -138,12 +127,117 @@ TEST_F(AscendTierTest, UsageFallsOnlyAfterTheDeviceFreedTheBlock) {
   EXPECT_EQ(tier_->usage(), 0u);
 }
 
-TEST_F(AscendTierTest, FailingFreeIsReportedAndDoesNotBlockTheTier) {
-  runtime_->Fail(Call::kFree, 1, Status(ErrorCode::INTERNAL_ERROR, "device lost", 507010));
+// The device still spends a block that it did not take back, so nothing else may get its bytes.
+TEST_F(AscendTierTest, BlockThatTheDeviceDoesNotTakeBackStaysInTheUsage) {
+  runtime_->Fail(Call::kFree, 2, Status(ErrorCode::INTERNAL_ERROR, "busy device", 507013));
   ::testing::internal::CaptureStderr();
-  tier_->Free(std::move(*tier_->Allocate(500)));
-  EXPECT_NE(::testing::internal::GetCapturedStderr().find("device lost"), std::string::npos);
+  {
+    const auto first = tier_->Allocate(300);
+    auto second = tier_->Allocate(500);
+    ASSERT_TRUE(first && second);
+    tier_->Free(std::move(*tier_->Allocate(200)));
+    tier_->Free(std::move(*second));
+  }
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_NE(log.find("500 B was not taken back"), std::string::npos) << log;
+  EXPECT_NE(log.find("busy device"), std::string::npos) << log;
+  EXPECT_EQ(tier_->usage(), 500u);
+  EXPECT_EQ(tier_->quarantined_bytes(), 500u);
+  EXPECT_EQ(runtime_->used_bytes(0), tier_->usage());
+  EXPECT_FALSE(tier_->Allocate(501));
+  EXPECT_TRUE(tier_->Allocate(500)) << "the rest is as good as before";
+  ::testing::internal::CaptureStderr();
+  tier_.reset();
+  EXPECT_NE(::testing::internal::GetCapturedStderr().find("1 blocks with 500 B"), std::string::npos);
+}
+
+TEST_F(AscendTierTest, RefusalsOfTheDeviceAreCountedAndTellWhatItSaid) {
+  EXPECT_EQ(tier_->device_refusals(), 0u);
+  runtime_->Fail(Call::kAllocate, 0, FakeNpuRuntime::OutOfMemory());
+  for (uint64_t i = 1; i <= 3; ++i) {
+    const auto refused = tier_->Allocate(100);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code(), ErrorCode::NO_AVAILABLE_HANDLE);
+    EXPECT_EQ(tier_->device_refusals(), i);
+    EXPECT_EQ(tier_->usage(), 0u);
+  }
+  runtime_->Heal(Call::kAllocate);
+  EXPECT_FALSE(tier_->Allocate(kCapacity + 1));
+  EXPECT_EQ(tier_->device_refusals(), 3u) << "a full tier is not the device's refusal";
+}
+
+TEST_F(AscendTierTest, FreeingANullBufferIsFine) {
+  tier_->Free(DataSource{nullptr, MemoryType::ASCEND_NPU});
   EXPECT_EQ(tier_->usage(), 0u);
+  EXPECT_EQ(runtime_->calls(Call::kFree), 0u);
+}
+
+TEST_F(AscendTierTest, LostDeviceRefusesEveryBlockWithItsNumber) {
+  for (const auto allocation : {AscendCacheTier::Allocation::kSlab, AscendCacheTier::Allocation::kDirect}) {
+    const auto runtime = std::make_shared<FakeNpuRuntime>(1, kMiB);
+    const auto tier = OpenTier(runtime, kMiB / 2, 0, allocation);
+    ASSERT_TRUE(tier);
+    ASSERT_TRUE((*tier)->Allocate(1000));
+    const uint64_t asked = runtime->calls(Call::kAllocate);
+    runtime->Lose(0);
+    const auto refused = (*tier)->Allocate(1000);
+    ASSERT_FALSE(refused);
+    EXPECT_EQ(refused.error().code(), ErrorCode::NO_AVAILABLE_HANDLE);
+    EXPECT_EQ(refused.error().vendor_code(), FakeNpuRuntime::kLost);
+    ExpectSays(refused.error(), {"ASCEND_NPU:0", "1000 B", "device 0 is lost"});
+    EXPECT_EQ((*tier)->device_refusals(), 1u);
+    EXPECT_EQ((*tier)->usage(), 0u);
+    EXPECT_EQ(runtime->calls(Call::kAllocate), asked);
+  }
+}
+
+TEST_F(AscendTierTest, DeviceLostByTheVeryCallIsARefusalToo) {
+  runtime_->on_call = [&](Call call) {
+    if (call == Call::kAllocate) runtime_->Lose(0);
+  };
+  const auto refused = tier_->Allocate(100);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), ErrorCode::NO_AVAILABLE_HANDLE);
+  EXPECT_EQ(refused.error().vendor_code(), FakeNpuRuntime::kLost);
+  EXPECT_EQ(tier_->usage(), 0u);
+  EXPECT_EQ(tier_->device_refusals(), 1u);
+}
+
+TEST_F(AscendTierTest, LostDeviceOpensNoTier) {
+  runtime_->Lose(1);
+  const auto tier = OpenTier(runtime_, 100, 1);
+  ASSERT_FALSE(tier);
+  EXPECT_EQ(tier.error().vendor_code(), FakeNpuRuntime::kLost);
+  ExpectSays(tier.error(), {"100 B", "device 1 is lost"});
+  EXPECT_TRUE(OpenTier(runtime_, 100, 0)) << "the other device is fine";
+}
+
+// Pages as on a device: a block of 2 MiB and one byte takes 4 MiB, and so it counts.
+TEST(AscendDirectTierTest, UsageIsWhatTheDeviceSpends) {
+  const auto runtime = std::make_shared<FakeNpuRuntime>(1, 64 * kMiB);
+  runtime->device_bytes = FakeNpuRuntime::Paged;
+  const auto tier = OpenTier(runtime, 8 * kMiB);
+  ASSERT_TRUE(tier);
+  {
+    const auto small = (*tier)->Allocate(1);
+    ASSERT_TRUE(small);
+    EXPECT_EQ(small->size(), 1u);
+    EXPECT_EQ((*tier)->usage(), 4096u);
+    const auto large = (*tier)->Allocate(2 * kMiB + 1);
+    ASSERT_TRUE(large);
+    EXPECT_EQ((*tier)->usage(), 4 * kMiB + 4096);
+    EXPECT_EQ((*tier)->usage(), runtime->used_bytes(0));
+    EXPECT_EQ((*tier)->largest_hole(), 2 * kMiB);
+    const auto refused = (*tier)->Allocate(2 * kMiB + 1);
+    ASSERT_FALSE(refused);
+    ExpectSays(refused.error(), {"largest hole 2097152 B"});
+    EXPECT_TRUE((*tier)->Allocate((*tier)->largest_hole()));
+  }
+  EXPECT_EQ((*tier)->usage(), 0u);
+  EXPECT_EQ((*tier)->largest_block(), 8 * kMiB);
+  const auto tiny = OpenTier(runtime, 4095);
+  ASSERT_FALSE(tiny);
+  ExpectSays(tiny.error(), {"4095 B", "the smallest takes 4096 B"});
 }
 
 TEST_F(AscendTierTest, MissingDeviceIsRefusedWithTheVisibleCount) {
@@ -254,6 +348,42 @@ TEST_F(AscendTierOnAclTest, BlocksAreRealDeviceMemoryAndReallyFreed) {
   }
   EXPECT_EQ(EmulatorProbe::LiveBlocks(), 0);
   EXPECT_EQ((*tier)->usage(), 0u);
+}
+
+TEST_F(AscendTierOnAclTest, SlabsAreTakenAtTheStartAndGivenBackAtTheEnd) {
+  {
+    const auto tier = OpenSlabTier(runtime_, 12 * kMiB, 4 * kMiB);
+    ASSERT_TRUE(tier) << tier.error().ToString();
+    EXPECT_EQ(EmulatorProbe::LiveBlocks(0), 3);
+    EXPECT_LE(EmulatorProbe::Stats().device_paged_bytes, 12 * kMiB);
+    std::vector<DataSource> blocks;
+    while (auto block = (*tier)->Allocate(1'000'000)) blocks.push_back(std::move(*block));
+    EXPECT_EQ(blocks.size(), 12u);
+    EXPECT_EQ(EmulatorProbe::LiveBlocks(0), 3);
+    std::vector<std::byte> written(1'000'000);
+    for (size_t i = 0; i < written.size(); ++i) written[i] = static_cast<std::byte>(i * 13);
+    std::vector<std::byte> read(written.size());
+    const DataCopier copier = *DataCopierBuilder().Build();
+    ASSERT_TRUE(copier.Copy(DataSource::Host(written.data(), written.size()), blocks.back()));
+    ASSERT_TRUE(copier.Copy(blocks.back(), blocks.front()));
+    ASSERT_TRUE(copier.Copy(blocks.front(), DataSource::Host(read.data(), read.size())));
+    EXPECT_EQ(read, written);
+  }
+  EXPECT_EQ(EmulatorProbe::LiveBlocks(), 0);
+}
+
+TEST_F(AscendTierOnAclTest, RefusedSlabLeavesNothingOnTheDevice) {
+  for (const char* rules :
+       {"aclrtMallocAlign32@1=207001;aclrtMalloc@1=207001", "aclrtMallocAlign32@3=207001;aclrtMalloc@3=207001"}) {
+    EmulatorProbe::Inject(rules);
+    const auto tier = OpenSlabTier(runtime_, 16 * kMiB, 4 * kMiB);
+    EmulatorProbe::Inject("");
+    ASSERT_FALSE(tier);
+    EXPECT_EQ(tier.error().code(), ErrorCode::NO_AVAILABLE_HANDLE);
+    EXPECT_EQ(tier.error().vendor_code(), 207001);
+    ExpectSays(tier.error(), {"16777216 B", "of 4 (4194304 B)", "free of"});
+    EXPECT_EQ(EmulatorProbe::LiveBlocks(), 0);
+  }
 }
 
 TEST_F(AscendTierOnAclTest, BytesComeBackAsWritten) {

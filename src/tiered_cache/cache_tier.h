@@ -34,10 +34,22 @@ class CacheTier {
   virtual Result<DataSource> Allocate(size_t size) = 0;
   // Gives a buffer back: it dies here and its bytes leave the usage after its memory has gone. A null buffer is fine.
   virtual void Free(DataSource data) { data.buffer.reset(); }
-  // Bytes handed out and not yet given back; never above capacity.
+  // Bytes handed out and not yet given back, as the tier rounds them; never above capacity.
   virtual size_t usage() const = 0;
+  // The largest block that could be allocated now, for messages: another thread may take it. Default: an upper bound.
+  virtual size_t largest_hole() const { return info_.capacity - usage(); }
+  // The largest block this tier can ever hold, whatever leaves it: no eviction makes room for more.
+  virtual size_t largest_block() const { return info_.capacity; }
+  // Blocks that the device refused although the tier had room; 0 for memory without a driver.
+  virtual uint64_t device_refusals() const { return 0; }
+  // True once the memory is gone for good, with all it held.
+  virtual bool lost() const { return false; }
 
   const Info& info() const { return info_; }
+
+ protected:
+  // What Allocate returns when there is no room for a block of `size` bytes.
+  std::unexpected<Status> Full(size_t size) const;
 
  private:
   const Info info_;

@@ -11,8 +11,10 @@
 namespace mooncake {
 
 // Reserve before allocating, keep the Reservation beside the memory, and let it die after the memory has been given
-// back: then usage never exceeds what the device holds and is exactly 0 when everything is gone. Any thread.
-class CapacityBudget {
+// back: then usage never exceeds what the device holds and is exactly 0 when everything is gone. Any thread. The atomic
+// is a parameter so that a test can step through every interleaving of its operations.
+template <typename Atomic>
+class BasicCapacityBudget {
  public:
   // Returns its bytes when destroyed. Must not outlive its budget.
   class Reservation {
@@ -25,15 +27,15 @@ class CapacityBudget {
     }
 
    private:
-    friend class CapacityBudget;
-    Reservation(CapacityBudget* budget, size_t size) : budget_(budget), size_(size) {}
-    CapacityBudget* budget_;
+    friend class BasicCapacityBudget;
+    Reservation(BasicCapacityBudget* budget, size_t size) : budget_(budget), size_(size) {}
+    BasicCapacityBudget* budget_;
     size_t size_;
   };
 
-  explicit CapacityBudget(size_t capacity) : capacity_(capacity) {}
-  CapacityBudget(const CapacityBudget&) = delete;
-  ~CapacityBudget() { MC_CHECK(used_.load() == 0, "{} B still reserved", used_.load()); }
+  explicit BasicCapacityBudget(size_t capacity) : capacity_(capacity) {}
+  BasicCapacityBudget(const BasicCapacityBudget&) = delete;
+  ~BasicCapacityBudget() { MC_CHECK(used_.load() == 0, "{} B still reserved", used_.load()); }
 
   // nullopt when `size` more bytes would exceed the capacity.
   std::optional<Reservation> Reserve(size_t size) {
@@ -54,7 +56,9 @@ class CapacityBudget {
   }
 
   const size_t capacity_;
-  std::atomic<size_t> used_{0};
+  Atomic used_{0};
 };
+
+using CapacityBudget = BasicCapacityBudget<std::atomic<size_t>>;
 
 }  // namespace mooncake

@@ -8,10 +8,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <fstream>
+#include <latch>
 #include <random>
 #include <thread>
 
 #include "common/byte_size.h"
+#include "tiered_cache/fake_npu_runtime.h"
+#include "tiered_cache/tiers/huge_pages.h"
 
 namespace mooncake {
 namespace {
@@ -72,12 +76,28 @@ TEST(DramTierTest, FullTierRefusesAndKeepsUsage) {
     EXPECT_EQ(more.error().code(), ErrorCode::NO_AVAILABLE_HANDLE);
     EXPECT_EQ(more.error().vendor_code(), 0);
     EXPECT_NE(more.error().message().find(fmt::format("{} B", size)), std::string::npos) << more.error().message();
-    EXPECT_NE(more.error().message().find("used 4096 of 4096"), std::string::npos) << more.error().message();
+    EXPECT_NE(more.error().message().find("used 4096 of 4096 B, largest hole 0 B"), std::string::npos)
+        << more.error().message();
   }
   EXPECT_EQ(tier->usage(), 4096u);
   tier->Free(std::move(*held));
   EXPECT_EQ(tier->usage(), 0u);
   EXPECT_TRUE(tier->Allocate(4096)) << "the freed space is whole again";
+}
+
+TEST(DramTierTest, LargestHoleIsWhatCanBeAllocated) {
+  const auto tier = OpenTier(4096);
+  ASSERT_TRUE(tier);
+  EXPECT_EQ(tier->largest_hole(), 4096u);
+  auto first = tier->Allocate(1024);
+  const auto second = tier->Allocate(1024);
+  ASSERT_TRUE(first && second);
+  tier->Free(std::move(*first));
+  EXPECT_EQ(tier->largest_hole(), 2048u) << "the other hole is before the second block";
+  EXPECT_FALSE(tier->Allocate(2049));
+  EXPECT_TRUE(tier->Allocate(tier->largest_hole()));
+  EXPECT_EQ(tier->largest_block(), 4096u);
+  EXPECT_EQ(tier->device_refusals(), 0u);
 }
 
 TEST(DramTierTest, FreeingANullBufferIsFine) {
@@ -194,6 +214,204 @@ TEST(DramTierTest, PrefaultStopsWhenTheTierDiesEarly) {
   }
   const long pages = static_cast<long>(capacity) / sysconf(_SC_PAGESIZE);
   EXPECT_LT(MinorFaults() - before, pages / 2);
+}
+
+// --- huge pages ---
+
+constexpr size_t kHuge2M = size_t{2} << 20;
+constexpr size_t kHuge1G = size_t{1} << 30;
+
+DramTier::Options OnHugePages(size_t capacity, size_t page) {
+  DramTier::Options options;
+  options.capacity = capacity;
+  options.huge_page_bytes = page;
+  return options;
+}
+
+// Adds a few huge pages to the host while it lives, where this process may. The pool it leaves is the one it found.
+class MoreHugePages {
+ public:
+  MoreHugePages() {
+    const auto pool = GetHugePagePool(kHuge2M);
+    if (!pool || pool->free >= 8) return;
+    before_ = pool->total;
+    Set(pool->total + 8);
+  }
+  ~MoreHugePages() {
+    if (before_) Set(*before_);
+  }
+
+ private:
+  static void Set(size_t count) {
+    std::ofstream("/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages") << count << std::flush;
+  }
+  std::optional<size_t> before_;
+};
+
+// Both outcomes are checked; which of them the host allows is not this test's choice.
+TEST(DramTierHugePagesTest, TierIsOnHugePagesOrSaysWhatIsMissing) {
+  const MoreHugePages more;
+  const auto pool = GetHugePagePool(kHuge2M);
+  const bool enough = pool && pool->free >= 2;
+  auto tier = DramTier::Open(OnHugePages(2 * kHuge2M, kHuge2M));
+  ASSERT_EQ(tier.has_value(), enough) << tier.error().ToString();
+  if (!enough) return;
+  EXPECT_EQ(GetHugePagePool(kHuge2M)->free, pool->free - 2) << "reserved, touched or not";
+  (*tier)->WaitReady();
+  {
+    const auto block = (*tier)->Allocate(2 * kHuge2M);
+    ASSERT_TRUE(block);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(HostOf(*block).data()) % kHuge2M, 0u);
+    std::memset(HostOf(*block).data(), 7, block->size());
+  }
+  tier->reset();
+  EXPECT_EQ(GetHugePagePool(kHuge2M)->free, pool->free);
+}
+
+TEST(DramTierHugePagesTest, TooFewPagesAreToldWithTheNumbersAndTheCure) {
+  for (const size_t page : {kHuge2M, kHuge1G}) {
+    const auto pool = GetHugePagePool(page);
+    const size_t wanted = pool ? pool->free + 1 : 1;
+    const auto tier = DramTier::Open(OnHugePages(wanted * page, page));
+    ASSERT_FALSE(tier);
+    const std::string& message = tier.error().message();
+    EXPECT_NE(message.find(fmt::format("{} B", wanted * page)), std::string::npos) << message;
+    if (!pool) {
+      EXPECT_NE(message.find("no huge pages of " + FormatBytes(page)), std::string::npos) << message;
+      continue;
+    }
+    EXPECT_EQ(tier.error().code(), ErrorCode::NO_AVAILABLE_HANDLE);
+    EXPECT_NE(message.find(fmt::format("needs {} pages, {} of {} are free", wanted, pool->free, pool->total)),
+              std::string::npos)
+        << message;
+    EXPECT_NE(message.find(fmt::format("echo {} > /sys/kernel/mm/hugepages/hugepages-{}kB/nr_hugepages",
+                                       pool->total + 1, page / 1024)),
+              std::string::npos)
+        << message;
+  }
+}
+
+TEST(DramTierHugePagesTest, CapacityOfPartOfAPageNamesTheNextOne) {
+  const auto tier = DramTier::Open(OnHugePages(kHuge2M + 1, kHuge2M));
+  ASSERT_FALSE(tier);
+  EXPECT_EQ(tier.error().code(), ErrorCode::INVALID_PARAMS);
+  EXPECT_NE(tier.error().message().find("the next one is 4194304 B"), std::string::npos) << tier.error().message();
+  const auto strange = DramTier::Open(OnHugePages(4096, 4096));
+  ASSERT_FALSE(strange);
+  EXPECT_EQ(strange.error().code(), ErrorCode::INVALID_PARAMS);
+}
+
+TEST(HostMemoryTest, AvailableMemoryIsPartOfTheHosts) {
+  struct sysinfo host{};
+  ASSERT_EQ(sysinfo(&host), 0);
+  const auto available = AvailableHostMemory();
+  ASSERT_TRUE(available) << available.error().ToString();
+  EXPECT_GT(*available, 0u);
+  EXPECT_LE(*available, host.totalram * host.mem_unit);
+}
+
+// --- page-locking for an NPU ---
+
+constexpr size_t kPiece = size_t{64} << 10;
+
+class DramTierPinTest : public ::testing::Test {
+ protected:
+  std::shared_ptr<DramTier> Open(size_t capacity) {
+    DramTier::Options options;
+    options.capacity = capacity;
+    options.prefault = false;
+    options.pin_with = runtime_;
+    options.pin_device = 1;
+    options.pin_piece_bytes = kPiece;
+    auto tier = DramTier::Open(options);
+    EXPECT_TRUE(tier) << tier.error().ToString();
+    return tier ? *tier : nullptr;
+  }
+  std::shared_ptr<FakeNpuRuntime> runtime_ = std::make_shared<FakeNpuRuntime>(2);
+};
+
+TEST_F(DramTierPinTest, WholeTierIsLockedInPiecesAndUnlockedInReverse) {
+  std::vector<std::span<std::byte>> unlocked;
+  runtime_->on_unregister = [&](std::span<std::byte> piece) {
+    piece[0] = piece[piece.size() - 1] = std::byte{1};  // still mapped
+    unlocked.push_back(piece);
+  };
+  constexpr size_t kCapacity = 3 * kPiece + 5056;
+  auto tier = Open(kCapacity);
+  ASSERT_TRUE(tier);
+  tier->WaitReady();
+  EXPECT_EQ(tier->pinned_bytes(), kCapacity);
+  const auto pieces = runtime_->registered();
+  ASSERT_EQ(pieces.size(), 4u);
+  {
+    const auto whole = tier->Allocate(kCapacity);
+    ASSERT_TRUE(whole);
+    std::byte* next = HostOf(*whole).data();
+    for (const auto& piece : pieces) {
+      EXPECT_EQ(piece.data(), next);
+      EXPECT_EQ(piece.size(), &piece == &pieces.back() ? 8192 : kPiece) << "whole pages";
+      next += piece.size();
+    }
+  }
+  tier.reset();
+  EXPECT_TRUE(runtime_->registered().empty());
+  ASSERT_EQ(unlocked.size(), 4u);
+  for (size_t i = 0; i < 4; ++i) EXPECT_EQ(unlocked[i].data(), pieces[3 - i].data());
+}
+
+TEST_F(DramTierPinTest, RuntimeWithoutTheFunctionIsToldOnceAndNothingElseChanges) {
+  runtime_->Fail(FakeNpuRuntime::Call::kRegister, 0, Status(ErrorCode::NOT_IMPLEMENTED, "no such function"));
+  ::testing::internal::CaptureStderr();
+  const auto tier = Open(4 * kPiece);
+  ASSERT_TRUE(tier);
+  tier->WaitReady();
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_NE(log.find(" I "), std::string::npos) << log;
+  EXPECT_NE(log.find("NPU device 1: no such function"), std::string::npos) << log;
+  EXPECT_EQ(runtime_->calls(FakeNpuRuntime::Call::kRegister), 1u);
+  EXPECT_EQ(tier->pinned_bytes(), 0u);
+  EXPECT_TRUE(tier->Allocate(4 * kPiece));
+}
+
+TEST_F(DramTierPinTest, FailingPieceIsToldOnceAndTheRestStaysUnlocked) {
+  runtime_->Fail(FakeNpuRuntime::Call::kRegister, 3, Status(ErrorCode::INTERNAL_ERROR, "too much", 207001));
+  ::testing::internal::CaptureStderr();
+  const auto tier = Open(6 * kPiece);
+  ASSERT_TRUE(tier);
+  tier->WaitReady();
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_NE(log.find(" W "), std::string::npos) << log;
+  EXPECT_NE(log.find("128 KiB of 384 KiB are page-locked"), std::string::npos) << log;
+  EXPECT_NE(log.find("too much"), std::string::npos) << log;
+  EXPECT_EQ(tier->pinned_bytes(), 2 * kPiece);
+  EXPECT_EQ(runtime_->calls(FakeNpuRuntime::Call::kRegister), 3u) << "not tried again";
+  EXPECT_EQ(runtime_->registered().size(), 2u);
+}
+
+TEST_F(DramTierPinTest, TierThatDiesWhilePiecesAreLockedLeavesNone) {
+  std::atomic<int> calls{0};
+  std::latch second_piece(1);
+  std::latch tier_is_dying(1);
+  runtime_->on_call = [&](FakeNpuRuntime::Call call) {
+    if (call != FakeNpuRuntime::Call::kRegister || calls.fetch_add(1) != 1) return;
+    second_piece.count_down();
+    tier_is_dying.wait();
+  };
+  auto tier = Open(64 * kPiece);
+  ASSERT_TRUE(tier);
+  second_piece.wait();
+  std::thread killer([&] { tier.reset(); });
+  tier_is_dying.count_down();
+  killer.join();
+  EXPECT_GE(calls.load(), 2);
+  EXPECT_TRUE(runtime_->registered().empty());
+}
+
+TEST(DramTierTest, WithoutABackgroundThreadTheTierIsReadyAtOnce) {
+  const auto tier = OpenTier(4096);
+  ASSERT_TRUE(tier);
+  tier->WaitReady();
+  EXPECT_EQ(tier->pinned_bytes(), 0u);
 }
 
 TEST(DramTierDeathTest, DyingWithBlocksOutStopsTheProcess) {

@@ -12,6 +12,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "common/check.h"
@@ -23,8 +24,9 @@ namespace mooncake {
 // long is refused. Set the hooks before other threads start.
 class FakeNpuRuntime final : public NpuRuntime {
  public:
-  enum class Call : size_t { kOpenDevice, kMemoryInfo, kAllocate, kFree, kToDevice, kToHost, kBetween };
+  enum class Call : size_t { kOpenDevice, kMemoryInfo, kAllocate, kFree, kToDevice, kToHost, kBetween, kRegister };
   static constexpr int32_t kOutOfMemory = 207001;
+  static constexpr int32_t kLost = 507010;
   static constexpr int32_t kCopyFailed = 507013;
 
   explicit FakeNpuRuntime(int32_t devices = 1, size_t hbm_bytes = size_t{64} << 20)
@@ -59,8 +61,30 @@ class FakeNpuRuntime final : public NpuRuntime {
     std::lock_guard lock(mutex_);
     return used_[static_cast<size_t>(device_id)];
   }
+  // From now on the device answers nothing.
+  void Lose(int32_t device_id) {
+    const Status lost(ErrorCode::INTERNAL_ERROR, "fake: LOST_HEARTBEAT", kLost);
+    for (const Call call : {Call::kAllocate, Call::kFree, Call::kToDevice, Call::kToHost, Call::kBetween}) {
+      Fail(call, 0, lost);
+    }
+    lost_.store(device_id);
+  }
+  // Ranges of host memory registered now, in the order of registration.
+  std::vector<std::span<std::byte>> registered() const {
+    std::lock_guard lock(mutex_);
+    return registered_;
+  }
   // Called at the start of a call, without locks.
   std::function<void(Call)> on_call;
+  // Called before a range of host memory is unregistered.
+  std::function<void(std::span<std::byte>)> on_unregister;
+  // What a block takes from the device; unset: its size.
+  std::function<size_t(size_t)> device_bytes;
+  // Pages as a device has them: 2 MiB ones for blocks above 1 MiB, 4 KiB ones below.
+  static size_t Paged(size_t size) {
+    const size_t page = size > (size_t{1} << 20) ? size_t{2} << 20 : size_t{4} << 10;
+    return (size + page - 1) / page * page;
+  }
 
   int32_t DeviceCount() const override { return static_cast<int32_t>(used_.size()); }
   Result<void> OpenDevice(int32_t device_id) override {
@@ -78,14 +102,15 @@ class FakeNpuRuntime final : public NpuRuntime {
     MC_TRY(CheckDevice(device_id));
     std::lock_guard lock(mutex_);
     size_t& used = used_[static_cast<size_t>(device_id)];
-    if (size > hbm_bytes_ - used) return std::unexpected(OutOfMemory());
-    used += size;
+    if (DeviceBytes(size) > hbm_bytes_ - used) return std::unexpected(OutOfMemory());
+    used += DeviceBytes(size);
     const uintptr_t at = next_;
     next_ += (size + kGap) / kGap * kGap + kGap;  // addresses are never used again
     MC_CHECK(next_ < base_ + kAddressSpace, "fake device addresses used up");
     blocks_.emplace(at, std::make_shared<Block>(device_id, size));
     return AscendUnifiedPointer{device_id, static_cast<DeviceAddress>(at)};
   }
+  size_t DeviceBytes(size_t size) const override { return device_bytes ? device_bytes(size) : size; }
   Result<void> Free(AscendUnifiedPointer block) override {
     MC_TRY(Enter(Call::kFree));
     std::lock_guard lock(mutex_);
@@ -93,7 +118,7 @@ class FakeNpuRuntime final : public NpuRuntime {
     if (found == blocks_.end() || found->second->device_id != block.device_id) {
       return Error(ErrorCode::INTERNAL_ERROR, "fake: free of what is not a block of device {}", block.device_id);
     }
-    used_[static_cast<size_t>(block.device_id)] -= found->second->bytes.size();
+    used_[static_cast<size_t>(block.device_id)] -= DeviceBytes(found->second->bytes.size());
     blocks_.erase(found);
     return {};
   }
@@ -124,6 +149,28 @@ class FakeNpuRuntime final : public NpuRuntime {
     return {};
   }
 
+  Result<std::shared_ptr<void>> RegisterHost(int32_t device_id, std::span<std::byte> memory) override {
+    MC_TRY(Enter(Call::kRegister));
+    MC_TRY(CheckDevice(device_id));
+    if (reinterpret_cast<uintptr_t>(memory.data()) % kGap != 0 || memory.size() % kGap != 0 || memory.empty()) {
+      return Error(ErrorCode::INVALID_PARAMS, "fake: {} B do not begin and end on a page", memory.size());
+    }
+    std::lock_guard lock(mutex_);
+    for (const auto& other : registered_) {
+      if (memory.data() < other.data() + other.size() && other.data() < memory.data() + memory.size()) {
+        return Error(ErrorCode::INTERNAL_ERROR, "fake: registered already");
+      }
+    }
+    registered_.push_back(memory);
+    return std::shared_ptr<void>(memory.data(), [this, memory](void*) {
+      if (on_unregister) on_unregister(memory);
+      std::lock_guard unregister_lock(mutex_);
+      std::erase_if(registered_, [&](const auto& range) { return range.data() == memory.data(); });
+    });
+  }
+
+  bool DeviceLost(int32_t device_id) const override { return lost_.load() == device_id; }
+
   std::optional<int32_t> DeviceOf(const void* address) const override {
     std::lock_guard lock(mutex_);
     const auto at = reinterpret_cast<uintptr_t>(address);
@@ -135,7 +182,7 @@ class FakeNpuRuntime final : public NpuRuntime {
 
  private:
   static constexpr size_t kAddressSpace = size_t{1} << 36;
-  static constexpr size_t kGap = 4096;  // between blocks
+  static constexpr size_t kGap = 4096;  // between blocks; also the page
   struct Block {
     Block(int32_t device, size_t size) : device_id(device), bytes(size, std::byte{0xEE}) {}
     ~Block() { std::fill(bytes.begin(), bytes.end(), std::byte{0xDD}); }
@@ -190,8 +237,10 @@ class FakeNpuRuntime final : public NpuRuntime {
   uintptr_t next_ = 0;
   std::vector<size_t> used_;
   std::map<uintptr_t, std::shared_ptr<Block>> blocks_;
-  std::array<std::optional<Failure>, 7> failures_;
-  std::array<std::atomic<uint64_t>, 7> calls_{};
+  std::vector<std::span<std::byte>> registered_;
+  std::array<std::optional<Failure>, 8> failures_;
+  std::array<std::atomic<uint64_t>, 8> calls_{};
+  std::atomic<int32_t> lost_{-1};
 };
 
 }  // namespace mooncake

@@ -8,20 +8,25 @@
 #include <vector>
 
 #include "tiered_cache/cache_tier.h"
+#include "tiered_cache/room_signal.h"
 
 namespace mooncake {
 
 // A block of a tier. Whoever holds a handle can use the bytes, also after the key was deleted or evicted; the space
 // returns when the last handle dies, on whatever thread that is.
 struct AllocationEntry {
-  AllocationEntry(std::shared_ptr<CacheTier> owner, DataSource bytes)
-      : tier(std::move(owner)), data(std::move(bytes)) {}
-  ~AllocationEntry() { tier->Free(std::move(data)); }
+  AllocationEntry(std::shared_ptr<CacheTier> owner, DataSource bytes, std::shared_ptr<RoomSignal> when_freed)
+      : tier(std::move(owner)), data(std::move(bytes)), room(std::move(when_freed)) {}
+  ~AllocationEntry() {
+    tier->Free(std::move(data));
+    room->Notify();
+  }
   AllocationEntry(const AllocationEntry&) = delete;
   AllocationEntry& operator=(const AllocationEntry&) = delete;
 
   const std::shared_ptr<CacheTier> tier;
   DataSource data;
+  const std::shared_ptr<RoomSignal> room;  // told when the bytes are back
 };
 using AllocationHandle = std::shared_ptr<const AllocationEntry>;
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <limits>
 
@@ -17,6 +18,10 @@ namespace mooncake {
 namespace {
 
 using Kind = JsonValue::Kind;
+
+constexpr uint64_t kHugePage2M = uint64_t{2} << 20;
+constexpr uint64_t kHugePage1G = uint64_t{1} << 30;
+constexpr uint64_t kDevicePage = uint64_t{2} << 20;
 
 constexpr unsigned kDram = 1, kAscend = 2, kStorage = 4, kAllTypes = kDram | kAscend | kStorage;
 
@@ -83,16 +88,33 @@ Result<void> ApplyType(const Context& context, const KeyRule& rule, const JsonVa
   return {};
 }
 
+// Bytes as a number or a size; 0 for anything else and for "infinite": that is a size, but memory has an end.
+uint64_t SizeOrZero(const JsonValue& value) {
+  uint64_t bytes = 0;
+  if (value.kind == Kind::kUnsigned) bytes = value.unsigned_value;
+  if (value.kind == Kind::kString) bytes = ParseByteSize(value.text).value_or(0);
+  return bytes == std::numeric_limits<uint64_t>::max() ? 0 : bytes;
+}
+
+// "80%", "12.5 %"; nullopt when it is not a number from above 0 to 100.
+std::optional<double> ParsePercent(std::string_view text) {
+  text.remove_suffix(1);
+  while (text.ends_with(' ')) text.remove_suffix(1);
+  double percent = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), percent, std::chars_format::fixed);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return percent > 0 && percent <= 100 ? std::optional(percent) : std::nullopt;
+}
+
 Result<void> ApplyCapacity(const Context& context, const KeyRule& rule, const JsonValue& value, TierConfig& tier) {
-  if (value.kind == Kind::kUnsigned) {
-    tier.capacity_bytes = value.unsigned_value;
-  } else if (value.kind == Kind::kString) {
-    tier.capacity_bytes = ParseByteSize(value.text).value_or(0);
+  if (value.kind == Kind::kString && value.text.ends_with('%')) {
+    const auto percent = ParsePercent(value.text);
+    if (!percent) return BadValue(context, rule, value);
+    tier.capacity_percent = *percent;
+    return {};
   }
-  // "infinite" is a size, but memory has an end.
-  if (tier.capacity_bytes == 0 || tier.capacity_bytes == std::numeric_limits<uint64_t>::max()) {
-    return BadValue(context, rule, value);
-  }
+  tier.capacity_bytes = SizeOrZero(value);
+  if (tier.capacity_bytes == 0) return BadValue(context, rule, value);
   return {};
 }
 
@@ -147,14 +169,51 @@ Result<void> ApplyDeviceId(const Context& context, const KeyRule& rule, const Js
   return {};
 }
 
+Result<void> ApplyHugepages(const Context& context, const KeyRule& rule, const JsonValue& value, TierConfig& tier) {
+  if (value.kind != Kind::kString) return BadValue(context, rule, value);
+  if (value.text == "off") {
+    tier.hugepage_bytes = 0;
+  } else if (value.text == "2MB") {
+    tier.hugepage_bytes = kHugePage2M;
+  } else if (value.text == "1GB") {
+    tier.hugepage_bytes = kHugePage1G;
+  } else {
+    return BadValue(context, rule, value);
+  }
+  return {};
+}
+
+Result<void> ApplyAllocation(const Context& context, const KeyRule& rule, const JsonValue& value, TierConfig& tier) {
+  if (value.kind != Kind::kString || (value.text != "slab" && value.text != "direct")) {
+    return BadValue(context, rule, value);
+  }
+  tier.direct_allocation = value.text == "direct";
+  return {};
+}
+
+Result<void> ApplySlabSize(const Context& context, const KeyRule& rule, const JsonValue& value, TierConfig& tier) {
+  tier.slab_bytes = SizeOrZero(value);
+  if (tier.slab_bytes == 0) return BadValue(context, rule, value);
+  if (tier.slab_bytes % kDevicePage != 0) {
+    return JsonError(
+        context.source, value,
+        "{} is not a multiple of 2 MiB, the device's page: the rest of a page would be lost in every slab; "
+        "allowed: {}",
+        DescribeJson(value), rule.form);
+  }
+  return {};
+}
+
 constexpr std::string_view kRequired = "required";
 constexpr std::string_view kSizeForm = R"(bytes as a positive integer, or a size such as "512MB" or "1.5GB")";
+constexpr std::string_view kCapacityForm =
+    R"(bytes as a positive integer, a size such as "512MB" or "1.5GB", or a share of the free memory, "1%" to "100%")";
 constexpr std::string_view kIndexForm = "integer from 0 to 2147483647";
 
 constexpr KeyRule kKeyRules[] = {
     {"type", kAllTypes, R"(string: "DRAM", "ASCEND_NPU" or "ASCEND")", kRequired, "memory the tier is made of",
      ApplyType},
-    {"capacity", kAllTypes, kSizeForm, kRequired, "hard limit of the tier", ApplyCapacity},
+    {"capacity", kAllTypes, kCapacityForm, kRequired, "hard limit of the tier", ApplyCapacity},
     {"priority", kAllTypes, "integer from -2147483648 to 2147483647", kRequired, "larger = faster, preferred",
      ApplyPriority},
     {"tags", kAllTypes, "array of strings", "[]", "labels that routes can filter by", ApplyTags},
@@ -162,6 +221,12 @@ constexpr KeyRule kKeyRules[] = {
      "how space inside the tier is handed out", ApplyAllocatorType},
     {"numa_node", kDram, kIndexForm, "no binding", "NUMA node whose memory is used", ApplyNumaNode},
     {"device_id", kAscend, kIndexForm, "0", "Ascend device; must be the one the engine's process uses", ApplyDeviceId},
+    {"hugepages", kDram, R"(string: "off", "2MB" or "1GB")", "MC_STORE_USE_HUGEPAGE, else \"off\"",
+     "pages of the tier; capacity must be a multiple", ApplyHugepages},
+    {"allocation", kAscend, R"(string: "slab" or "direct")", "\"slab\"",
+     "slab: the capacity is taken from the device at start; direct: one driver allocation per block", ApplyAllocation},
+    {"slab_size", kAscend, R"(multiple of 2 MiB, as bytes or a size such as "1GB")", "the capacity",
+     "device memory taken at once; no block is larger", ApplySlabSize},
     {"storage_backend_type", kStorage, R"(string: "bucket_storage_backend")", "\"bucket_storage_backend\"",
      "layout on disk", nullptr},
     {"storage_filepath", kStorage, "string: absolute path", "\"/data/file_storage\"", "folder of the tier", nullptr},
@@ -226,6 +291,23 @@ Result<void> CheckKeysPresent(const Context& context, const JsonValue& object) {
   return {};
 }
 
+// What single keys cannot know of each other.
+Result<void> CheckKeysAgree(const Context& context, const JsonValue& object, const TierConfig& tier) {
+  const JsonMember* slab_size = object.Find("slab_size");
+  if (slab_size != nullptr && tier.direct_allocation) {
+    return JsonError(context.source, *slab_size,
+                     "\"slab_size\" has no meaning with \"allocation\": \"direct\"; leave "
+                     "one of the two out");
+  }
+  const uint64_t page = tier.hugepage_bytes.value_or(0);
+  if (page != 0 && tier.capacity_bytes % page != 0) {
+    return JsonError(context.source, object.Find("capacity")->value,
+                     "{} is not a multiple of the tier's huge pages; the next one is {} B",
+                     DescribeJson(object.Find("capacity")->value), (tier.capacity_bytes / page + 1) * page);
+  }
+  return {};
+}
+
 Result<TierConfig> ParseTier(const Context& context, const JsonValue& object) {
   if (object.kind != Kind::kObject) {
     return JsonError(context.source, object, "{} is not a tier; allowed: an object with type, capacity and priority",
@@ -248,6 +330,7 @@ Result<TierConfig> ParseTier(const Context& context, const JsonValue& object) {
     MC_TRY(rule->apply(context, *rule, member.value, tier));
   }
   MC_TRY(CheckKeysPresent(context, object));
+  MC_TRY(CheckKeysAgree(context, object, tier));
   return tier;
 }
 
@@ -314,6 +397,37 @@ Result<std::string> ReadFile(const std::string& path) {
   return text;
 }
 
+// The page size that the environment asks for, 0 for ordinary pages.
+Result<uint64_t> HugepagesOfEnvironment(const EnvLookup& lookup) {
+  const auto is_one_of = [](std::string_view text, std::initializer_list<std::string_view> words) {
+    return std::ranges::find(words, text) != words.end();
+  };
+  const std::string use = lookup(env::kUseHugepage).value_or("");
+  if (is_one_of(use, {"", "0", "false", "off", "no"})) return 0;
+  const std::string size = lookup(env::kHugepageSize).value_or("");
+  if (is_one_of(size, {"", "2MB", "2M"})) return kHugePage2M;
+  if (is_one_of(size, {"1GB", "1G"})) return kHugePage1G;
+  return Error(ErrorCode::INVALID_PARAMS, "{}: {} is not allowed; allowed: 2MB, 1GB", env::kHugepageSize.name,
+               QuoteForMessage(size));
+}
+
+Result<TieredBackendConfig> WithEnvironment(Result<TieredBackendConfig> config, const EnvLookup& lookup) {
+  if (!config) return config;
+  const uint64_t page = MC_TRY(HugepagesOfEnvironment(lookup));
+  for (TierConfig& tier : config->tiers) {
+    if (tier.type != kDramTierType || tier.hugepage_bytes || page == 0) continue;
+    if (tier.capacity_bytes % page != 0) {
+      return Error(
+          ErrorCode::INVALID_PARAMS,
+          "{}: a capacity of {} B is not a multiple of the huge pages that {} asks for; the next one is {} B, or "
+          "say \"hugepages\": \"off\"",
+          config->Where(tier), tier.capacity_bytes, env::kUseHugepage.name, (tier.capacity_bytes / page + 1) * page);
+    }
+    tier.hugepage_bytes = page;
+  }
+  return config;
+}
+
 // `given` is what `origin` (an argument or variable) holds: the text itself or a path.
 Result<TieredBackendConfig> ParseTextOrFile(std::string_view given, std::string_view origin,
                                             const TierSupport& support) {
@@ -361,8 +475,10 @@ Result<TieredBackendConfig> ParseTieredBackendConfig(std::string_view text, std:
   return config;
 }
 
-Result<TieredBackendConfig> LoadTieredBackendConfig(std::optional<std::string_view> argument, const EnvLookup& lookup,
-                                                    const TierSupport& support, std::string_view default_path) {
+namespace {
+
+Result<TieredBackendConfig> FindAndParse(std::optional<std::string_view> argument, const EnvLookup& lookup,
+                                         const TierSupport& support, std::string_view default_path) {
   if (argument && !Trim(*argument).empty()) return ParseTextOrFile(*argument, "tiered_backend_config", support);
 
   const auto given = [&](const env::Variable& variable) { return lookup(variable).value_or(""); };
@@ -386,6 +502,13 @@ Result<TieredBackendConfig> LoadTieredBackendConfig(std::optional<std::string_vi
                "no tier configuration: give --tiered_backend_config (programs) or tiered_backend_config_json (Python) "
                "as JSON text or a file path, or set {} or {} to either, or leave the argument out and create {}",
                env::kTieredConfigSeedSpelling.name, env::kTieredConfig.name, default_file);
+}
+
+}  // namespace
+
+Result<TieredBackendConfig> LoadTieredBackendConfig(std::optional<std::string_view> argument, const EnvLookup& lookup,
+                                                    const TierSupport& support, std::string_view default_path) {
+  return WithEnvironment(FindAndParse(argument, lookup, support, default_path), lookup);
 }
 
 }  // namespace mooncake

@@ -21,15 +21,19 @@ inline constexpr std::string_view kDefaultTieredConfigPath = "conf/tiered_backen
 
 // One tier as configured. Which fields a type has is said by TierConfigKeys().
 struct TierConfig {
-  std::string type;                       // kDramTierType or kAscendTierType; aliases are resolved
-  uint64_t capacity_bytes = 0;            // > 0, a hard limit
-  int32_t priority = 0;                   // larger = preferred
-  std::vector<std::string> tags;          // as written
-  std::string allocator_type = "OFFSET";  // the allocator that is used, not the one that was asked for
-  std::optional<int> numa_node;           // DRAM; unset = no binding
-  int32_t device_id = 0;                  // ASCEND_NPU
-  TextPosition position;                  // where the tier stands in the configuration
-  std::string path;                       // "$.tiers[1]"
+  std::string type;                        // kDramTierType or kAscendTierType; aliases are resolved
+  uint64_t capacity_bytes = 0;             // hard limit; 0 when it is a share of what is free
+  double capacity_percent = 0;             // of the memory free when the tier is opened; 0: capacity_bytes counts
+  int32_t priority = 0;                    // larger = preferred
+  std::vector<std::string> tags;           // as written
+  std::string allocator_type = "OFFSET";   // the allocator that is used, not the one that was asked for
+  std::optional<int> numa_node;            // DRAM; unset = no binding
+  std::optional<uint64_t> hugepage_bytes;  // DRAM; 0: ordinary pages, unset: not said anywhere, ordinary too
+  int32_t device_id = 0;                   // ASCEND_NPU
+  bool direct_allocation = false;          // ASCEND_NPU; false: slabs
+  uint64_t slab_bytes = 0;                 // ASCEND_NPU; 0: all in one slab
+  TextPosition position;                   // where the tier stands in the configuration
+  std::string path;                        // "$.tiers[1]"
 };
 
 struct TieredBackendConfig {
@@ -68,7 +72,8 @@ using EnvLookup = std::function<std::optional<std::string>(const env::Variable&)
 // Finds the configuration and parses it. In this order: the argument, MOONCAKE_TIRED_CONFIG, MOONCAKE_TIERED_CONFIG,
 // and, only when the argument is absent (nullopt, not empty), `default_path`. Blank counts as not given. An argument or
 // variable that starts with '{', '[', a comment or a byte order mark is the configuration itself, else a file path.
-// Blocks on file reading.
+// DRAM tiers that do not say "hugepages" follow MC_STORE_USE_HUGEPAGE and MC_STORE_HUGEPAGE_SIZE. Blocks on file
+// reading.
 Result<TieredBackendConfig> LoadTieredBackendConfig(std::optional<std::string_view> argument, const EnvLookup& lookup,
                                                     const TierSupport& support,
                                                     std::string_view default_path = kDefaultTieredConfigPath);

@@ -32,6 +32,9 @@ constexpr std::string_view kSingleNpuText = R"({
 constexpr std::string_view kCommandLineText =
     R"({"tiers":[{"type":"DRAM","capacity":536870912,"priority":100,"allocator_type":"OFFSET"}]})";
 
+constexpr std::string_view kCapacityForm =
+    R"(bytes as a positive integer, a size such as "512MB" or "1.5GB", or a share of the free memory, "1%" to "100%")";
+
 std::string ErrorOf(std::string_view text, const TierSupport& support = kWithAscend) {
   const auto config = ParseTieredBackendConfig(text, "t.json", support);
   if (config) return "(accepted)";
@@ -117,22 +120,100 @@ TEST(TierConfigParse, CapacityTakesBytesAndSizeStringsOnly) {
                                                   {"\"0 GB\"", "\"0 GB\""},
                                                   {"\"-5MB\"", "\"-5MB\""},
                                                   {"\"12XB\"", "\"12XB\""},
-                                                  {"\"infinite\"", "\"infinite\""}};
+                                                  {"\"infinite\"", "\"infinite\""},
+                                                  {"\"0%\"", "\"0%\""},
+                                                  {"\"100.1%\"", "\"100.1%\""},
+                                                  {"\"-5%\"", "\"-5%\""},
+                                                  {"\"%\"", "\"%\""},
+                                                  {"\"nan%\"", "\"nan%\""},
+                                                  {"\"80%%\"", "\"80%%\""},
+                                                  {"\"80 MB%\"", "\"80 MB%\""}};
   for (const auto& [value, shown] : bad) {
     EXPECT_EQ(ErrorOf(Capacity(value)),
-              fmt::format("t.json:2:13: $.tiers[0].capacity: {} is not allowed; allowed: bytes as a positive integer, "
-                          "or a size such as \"512MB\" or \"1.5GB\"",
-                          shown));
+              fmt::format("t.json:2:13: $.tiers[0].capacity: {} is not allowed; allowed: {}", shown, kCapacityForm));
   }
+}
+
+TEST(TierConfigParse, CapacityMayBeAShareOfTheFreeMemory) {
+  const std::map<std::string, double> shares = {
+      {"80%", 80}, {"100%", 100}, {"12.5%", 12.5}, {"12.5 %", 12.5}, {"0.001%", 0.001}};
+  for (const auto& [text, percent] : shares) {
+    const auto config = ParseTieredBackendConfig(Capacity(fmt::format("\"{}\"", text)), "t.json", kWithAscend);
+    ASSERT_TRUE(config) << config.error().message();
+    EXPECT_EQ(config->tiers[0].capacity_percent, percent);
+    EXPECT_EQ(config->tiers[0].capacity_bytes, 0u);
+  }
+}
+
+TEST(TierConfigParse, NpuMemoryComesInSlabsUnlessToldOtherwise) {
+  const auto parsed = [](std::string_view keys) {
+    const auto config = ParseTieredBackendConfig(Npu(keys), "t.json", kWithAscend);
+    EXPECT_TRUE(config) << config.error().message();
+    return config ? config->tiers[0] : TierConfig{};
+  };
+  EXPECT_FALSE(parsed("\"tags\": []").direct_allocation);
+  EXPECT_EQ(parsed("\"tags\": []").slab_bytes, 0u);
+  EXPECT_FALSE(parsed("\"allocation\": \"slab\"").direct_allocation);
+  EXPECT_TRUE(parsed("\"allocation\": \"direct\"").direct_allocation);
+  EXPECT_EQ(parsed("\"slab_size\": \"1GB\"").slab_bytes, 1073741824u);
+  EXPECT_EQ(parsed("\"slab_size\": 2097152").slab_bytes, 2097152u);
+  for (const std::string_view value : {"\"Slab\"", "1", "null", "\"\""}) {
+    EXPECT_EQ(
+        ErrorOf(Npu(fmt::format("\"allocation\": {}", value))),
+        fmt::format("t.json:2:15: $.tiers[0].allocation: {} is not allowed; allowed: string: \"slab\" or \"direct\"",
+                    value));
+  }
+  const std::string form = "multiple of 2 MiB, as bytes or a size such as \"1GB\"";
+  for (const std::string_view value : {"0", "-1", "\"x\"", "[]", "\"infinite\"", "\"50%\""}) {
+    EXPECT_TRUE(ErrorOf(Npu(fmt::format("\"slab_size\": {}", value))).ends_with("is not allowed; allowed: " + form))
+        << value;
+  }
+  EXPECT_EQ(
+      ErrorOf(Npu("\"slab_size\": \"3MB\"")),
+      "t.json:2:14: $.tiers[0].slab_size: \"3MB\" is not a multiple of 2 MiB, the device's page: the rest of a page "
+      "would be lost in every slab; allowed: " +
+          form);
+  EXPECT_EQ(
+      ErrorOf(Npu("\"slab_size\": \"2MB\", \"allocation\": \"direct\"")),
+      "t.json:2:1: $.tiers[0].slab_size: \"slab_size\" has no meaning with \"allocation\": \"direct\"; leave one of "
+      "the two out");
+}
+
+TEST(TierConfigParse, HugePagesTakeWholePagesOfCapacity) {
+  const auto text = [](std::string_view capacity, std::string_view pages) {
+    return fmt::format("{{\"tiers\": [{{\"type\": \"DRAM\", \"priority\": 1, \"hugepages\": {},\n\"capacity\": {}}}]}}",
+                       pages, capacity);
+  };
+  const auto pages_of = [&](std::string_view pages) {
+    const auto config = ParseTieredBackendConfig(text("\"4GB\"", pages), "t.json", kWithAscend);
+    EXPECT_TRUE(config) << config.error().message();
+    return config ? config->tiers[0].hugepage_bytes : std::nullopt;
+  };
+  EXPECT_EQ(pages_of("\"off\""), 0u);
+  EXPECT_EQ(pages_of("\"2MB\""), 2097152u);
+  EXPECT_EQ(pages_of("\"1GB\""), 1073741824u);
+  for (const std::string_view value : {"\"4MB\"", "true", "2097152", "\"\""}) {
+    EXPECT_TRUE(
+        ErrorOf(text("\"4GB\"", value)).ends_with("is not allowed; allowed: string: \"off\", \"2MB\" or \"1GB\""))
+        << value;
+  }
+  EXPECT_EQ(
+      ErrorOf(text("\"3MB\"", "\"2MB\"")),
+      "t.json:2:13: $.tiers[0].capacity: \"3MB\" is not a multiple of the tier's huge pages; the next one is 4194304 "
+      "B");
+  EXPECT_EQ(ErrorOf(text("1073741825", "\"1GB\"")),
+            "t.json:2:13: $.tiers[0].capacity: 1073741825 is not a multiple of the tier's huge pages; the next one is "
+            "2147483648 B");
+  EXPECT_EQ(ErrorOf(text("\"50%\"", "\"2MB\"")), "(accepted)") << "a share is rounded when it is known";
 }
 
 TEST(TierConfigParse, RequiredKeysAreNamedWithTheTier) {
   EXPECT_EQ(ErrorOf("{\"tiers\": [\n {\"type\": \"DRAM\", \"capacity\": 1, \"priority\": 1},\n {\"priority\": 1}]}"),
             "t.json:3:2: $.tiers[1]: tier without the required key \"type\"; allowed: string: \"DRAM\", \"ASCEND_NPU\" "
             "or \"ASCEND\"");
-  EXPECT_EQ(ErrorOf("{\"tiers\": [{\"type\": \"DRAM\", \"priority\": 1}]}"),
-            "t.json:1:12: $.tiers[0]: tier without the required key \"capacity\"; allowed: bytes as a positive "
-            "integer, or a size such as \"512MB\" or \"1.5GB\"");
+  EXPECT_EQ(
+      ErrorOf("{\"tiers\": [{\"type\": \"DRAM\", \"priority\": 1}]}"),
+      fmt::format("t.json:1:12: $.tiers[0]: tier without the required key \"capacity\"; allowed: {}", kCapacityForm));
   EXPECT_EQ(ErrorOf("{\"tiers\": [{\"type\": \"DRAM\", \"capacity\": 1}]}"),
             "t.json:1:12: $.tiers[0]: tier without the required key \"priority\"; allowed: integer from -2147483648 to "
             "2147483647");
@@ -155,13 +236,13 @@ TEST(TierConfigParse, PriorityIsAnInt32) {
 TEST(TierConfigParse, UnknownKeysNameTheNearestKnownOne) {
   EXPECT_EQ(ErrorOf(Dram("\"numa_nod\": 0")),
             "t.json:2:1: $.tiers[0].numa_nod: unknown key \"numa_nod\" (did you mean \"numa_node\"?); allowed: type, "
-            "capacity, priority, tags, allocator_type, numa_node");
+            "capacity, priority, tags, allocator_type, numa_node, hugepages");
   EXPECT_EQ(ErrorOf("{\"tiers\": [{\"tpye\": \"DRAM\", \"capacity\": 1, \"priority\": 1}]}"),
             "t.json:1:13: $.tiers[0].tpye: unknown key \"tpye\" (did you mean \"type\"?); allowed: type, capacity, "
-            "priority, tags, allocator_type, numa_node, device_id");
-  EXPECT_EQ(
-      ErrorOf(Npu("\"colour\": 0")),
-      "t.json:2:1: $.tiers[0].colour: unknown key \"colour\"; allowed: type, capacity, priority, tags, device_id");
+            "priority, tags, allocator_type, numa_node, device_id, hugepages, allocation, slab_size");
+  EXPECT_EQ(ErrorOf(Npu("\"colour\": 0")),
+            "t.json:2:1: $.tiers[0].colour: unknown key \"colour\"; allowed: type, capacity, priority, tags, "
+            "device_id, allocation, slab_size");
   EXPECT_EQ(ErrorOf("{\n\"tier\": []}"),
             "t.json:2:1: $.tier: unknown key \"tier\" (did you mean \"tiers\"?); allowed: tiers");
 }
@@ -200,16 +281,17 @@ TEST(TierConfigParse, PartsNotBuiltYetAreNotCalledUnknown) {
             "t.json:2:2: $.scheduler: \"scheduler\" is not built yet; allowed: tiers");
   EXPECT_EQ(ErrorOf(Dram("\"storage_filepath\": \"/data\"")),
             "t.json:2:1: $.tiers[0].storage_filepath: key \"storage_filepath\" belongs to tier type STORAGE, which is "
-            "not built yet, this tier is DRAM; allowed: type, capacity, priority, tags, allocator_type, numa_node");
+            "not built yet, this tier is DRAM; allowed: type, capacity, priority, tags, allocator_type, numa_node, "
+            "hugepages");
 }
 
 TEST(TierConfigParse, KeysOfAnotherTierTypeSayWhoseTheyAre) {
   EXPECT_EQ(ErrorOf(Dram("\"device_id\": 0")),
             "t.json:2:1: $.tiers[0].device_id: key \"device_id\" belongs to tier type ASCEND_NPU, this tier is DRAM; "
-            "allowed: type, capacity, priority, tags, allocator_type, numa_node");
+            "allowed: type, capacity, priority, tags, allocator_type, numa_node, hugepages");
   EXPECT_EQ(ErrorOf(Npu("\"numa_node\": 0")),
             "t.json:2:1: $.tiers[0].numa_node: key \"numa_node\" belongs to tier type DRAM, this tier is ASCEND_NPU; "
-            "allowed: type, capacity, priority, tags, device_id");
+            "allowed: type, capacity, priority, tags, device_id, allocation, slab_size");
   EXPECT_EQ(ErrorOf("{\"tiers\": [{\"device_id\": 0, \"type\": \"DRAM\"}]}").substr(0, 36),
             "t.json:1:13: $.tiers[0].device_id: k")
       << "the order of the keys does not matter";
@@ -369,6 +451,44 @@ TEST_F(TierConfigLoadTest, AnEmptyArgumentFallsBackToTheVariablesInOrder) {
   EXPECT_TRUE(Load("").starts_with("MOONCAKE_TIRED_CONFIG:1:2: $: syntax error")) << "a bad source is never skipped";
 }
 
+TEST_F(TierConfigLoadTest, HugePagesOfTheEnvironmentAreForTiersThatSayNothing) {
+  const std::string text = R"({"tiers": [
+      {"type": "DRAM", "capacity": "2GB", "priority": 7}, {"type": "ASCEND", "capacity": "3MB", "priority": 1},
+      {"type": "DRAM", "capacity": "3MB", "priority": 1, "hugepages": "off"},
+      {"type": "DRAM", "capacity": "2MB", "priority": 1, "hugepages": "2MB"}]})";
+  using Pages = std::vector<std::optional<uint64_t>>;
+  const auto pages = [&]() -> Pages {
+    const auto lookup = [&](const env::Variable& variable) -> std::optional<std::string> {
+      const auto found = environment_.find(variable.name);
+      return found == environment_.end() ? std::nullopt : std::optional(found->second);
+    };
+    const auto config = LoadTieredBackendConfig(text, lookup, kWithAscend);
+    EXPECT_TRUE(config) << config.error().message();
+    Pages found;
+    for (const TierConfig& tier : config->tiers) found.push_back(tier.hugepage_bytes);
+    return found;
+  };
+  constexpr uint64_t k2M = 2 << 20;
+  const Pages as_written = {std::nullopt, std::nullopt, 0, k2M};
+  EXPECT_EQ(pages(), as_written);
+  for (const char* off : {"", "0", "false", "off", "no"}) {
+    environment_ = {{"MC_STORE_USE_HUGEPAGE", off}, {"MC_STORE_HUGEPAGE_SIZE", "1GB"}};
+    EXPECT_EQ(pages(), as_written) << off;
+  }
+  environment_ = {{"MC_STORE_HUGEPAGE_SIZE", "1GB"}};
+  EXPECT_EQ(pages(), as_written) << "the size alone switches nothing on";
+  environment_ = {{"MC_STORE_USE_HUGEPAGE", "1"}};
+  EXPECT_EQ(pages(), (Pages{k2M, std::nullopt, 0, k2M}));
+  environment_ = {{"MC_STORE_USE_HUGEPAGE", "1"}, {"MC_STORE_HUGEPAGE_SIZE", "1GB"}};
+  EXPECT_EQ(pages(), (Pages{uint64_t{1} << 30, std::nullopt, 0, k2M}));
+
+  EXPECT_EQ(Load(Text(1)),
+            "tiered_backend_config:1:12: $.tiers[0]: a capacity of 1048576 B is not a multiple of the huge pages that "
+            "MC_STORE_USE_HUGEPAGE asks for; the next one is 1073741824 B, or say \"hugepages\": \"off\"");
+  environment_ = {{"MC_STORE_USE_HUGEPAGE", "1"}, {"MC_STORE_HUGEPAGE_SIZE", "4KB"}};
+  EXPECT_EQ(Load(text), "MC_STORE_HUGEPAGE_SIZE: \"4KB\" is not allowed; allowed: 2MB, 1GB");
+}
+
 TEST_F(TierConfigLoadTest, TheDefaultFileIsReadOnlyWithoutAnArgument) {
   const std::string path = Write("default.json", Text(40));
   EXPECT_EQ(Load(std::nullopt, path), "40");
@@ -402,8 +522,8 @@ TEST(TierConfigKeyTable, DescribesEveryKeyOnceAndCompletely) {
     EXPECT_FALSE(key.tier_types.empty() || key.form.empty() || key.default_value.empty() || key.meaning.empty());
     EXPECT_EQ(key.built, key.tier_types != "STORAGE") << key.name;
   }
-  for (const std::string_view name :
-       {"type", "capacity", "priority", "tags", "allocator_type", "numa_node", "device_id", "storage_filepath"}) {
+  for (const std::string_view name : {"type", "capacity", "priority", "tags", "allocator_type", "numa_node",
+                                      "device_id", "hugepages", "allocation", "slab_size", "storage_filepath"}) {
     EXPECT_TRUE(names.contains(name)) << name;
   }
 }
@@ -412,7 +532,9 @@ TEST(TierConfigParse, MutatedTextsNeverCrashAndNeverGiveAnEmptyTier) {
   const std::string_view seeds[] = {
       kSingleNpuText, kCommandLineText,
       R"({"tiers": [{"type": "DRAM", "capacity": "1.5GB", "priority": 1, "numa_node": 0, "tags": ["a"]},
-         {"type": "ASCEND", "capacity": "512 MB", "priority": 100, "device_id": 1}]})"};
+         {"type": "ASCEND", "capacity": "512 MB", "priority": 100, "device_id": 1}]})",
+      R"({"tiers": [{"type": "DRAM", "capacity": "4MB", "priority": 1, "hugepages": "2MB"},
+         {"type": "ASCEND", "capacity": "80%", "priority": 9, "allocation": "slab", "slab_size": "2MB"}]})"};
   constexpr std::string_view kPieces[] = {
       "0", "-",  "{}", "[]",   "null", "\"\"",    "e9",      ".5",       "18446744073709551615", "\"", ",",
       ":", "//", "/*", "\xff", "DRAM", "STORAGE", "\"0MB\"", "\"type\":"};
@@ -446,7 +568,9 @@ TEST(TierConfigParse, MutatedTextsNeverCrashAndNeverGiveAnEmptyTier) {
     ++accepted;
     ASSERT_FALSE(config->tiers.empty()) << text;
     for (const TierConfig& tier : config->tiers) {
-      ASSERT_GT(tier.capacity_bytes, 0u) << text;
+      ASSERT_NE(tier.capacity_bytes > 0, tier.capacity_percent > 0) << text;
+      ASSERT_LE(tier.capacity_percent, 100) << text;
+      ASSERT_EQ(tier.slab_bytes % (2 << 20), 0u) << text;
       ASSERT_TRUE(tier.type == kDramTierType || tier.type == kAscendTierType) << text;
       ASSERT_GE(tier.device_id, 0);
       ASSERT_GE(tier.numa_node.value_or(0), 0);

@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "common/check.h"
+#include "common/log.h"
 #include "tiered_cache/scheduler/lru_scheduler.h"
 
 namespace mooncake {
@@ -14,8 +15,22 @@ std::unexpected<Status> NotFound() {
   return std::unexpected(Status(ErrorCode::OBJECT_NOT_FOUND, {}));
 }
 
+// How often somebody who waits for room looks for blocks that were only in use.
+constexpr auto kLookAgain = std::chrono::milliseconds(2);
+
+// The tier has no room; not the device that refuses (another process took its memory: letting our blocks go would not
+// be enough to trust).
+bool IsFull(const Status& status) {
+  return status.code() == ErrorCode::NO_AVAILABLE_HANDLE && status.vendor_code() == 0;
+}
+
 auto FindReplica(auto& replicas, size_t tier_index) {
   return std::find_if(replicas.begin(), replicas.end(), [&](const auto& r) { return r.tier_index == tier_index; });
+}
+
+// The highest replica whose memory is still there.
+auto FindUsable(const auto& replicas) {
+  return std::find_if(replicas.begin(), replicas.end(), [](const auto& r) { return !r.handle->tier->lost(); });
 }
 
 // Where the entry's replica on that tier stands, if the content is still `version`.
@@ -84,8 +99,9 @@ size_t TieredBackend::IndexOf(const CacheTier& tier) const {
 
 Result<AllocationHandle> TieredBackend::AllocateOn(size_t tier_index, size_t size) {
   const auto& tier = slots_[tier_index]->tier;
-  if (size == 0) return std::make_shared<const AllocationEntry>(tier, DataSource{nullptr, tier->info().type});
-  return std::make_shared<const AllocationEntry>(tier, MC_TRY(tier->Allocate(size)));
+  DataSource data{nullptr, tier->info().type};
+  if (size > 0) data = MC_TRY(tier->Allocate(size));
+  return std::make_shared<const AllocationEntry>(tier, std::move(data), room_);
 }
 
 Result<AllocationHandle> TieredBackend::AllocateEvicting(size_t tier_index, size_t size) {
@@ -93,37 +109,85 @@ Result<AllocationHandle> TieredBackend::AllocateEvicting(size_t tier_index, size
   // sense.
   for (;;) {
     auto handle = AllocateOn(tier_index, size);
-    if (handle || handle.error().code() != ErrorCode::NO_AVAILABLE_HANDLE) return handle;
-    // The device itself is out of memory (another process took it): letting our blocks go would not be enough to trust.
-    const bool device_refused = handle.error().vendor_code() != 0;
-    if (device_refused || TierAt(tier_index).info().capacity < size) return handle;
+    if (!handle) ForgetIfLost(TierAt(tier_index));
+    if (handle || !IsFull(handle.error()) || TierAt(tier_index).largest_block() < size) return handle;
     if (!scheduler_->OnAllocationFailure(tier_index, size)) return handle;
   }
 }
 
-Result<AllocationHandle> TieredBackend::Allocate(size_t size, std::optional<Uuid> preferred_tier, bool strict) {
-  MC_TRY(CheckRunning());
-  std::optional<size_t> preferred;
-  if (preferred_tier) preferred = MC_TRY(IndexOf(*preferred_tier));
-  if (size == 0) return AllocateOn(preferred.value_or(0), 0);
-  std::optional<Status> hard_error;
-  std::string reasons;
-  const auto attempt = [&](size_t tier_index) -> std::optional<AllocationHandle> {
+// Null when no candidate has room; `refusal` says why.
+AllocationHandle TieredBackend::TryCandidates(const Candidates& candidates, size_t size, Refusal& refusal) {
+  const auto attempt = [&](size_t tier_index) -> AllocationHandle {
     auto handle = AllocateEvicting(tier_index, size);
     if (handle) return std::move(*handle);
-    if (handle.error().code() != ErrorCode::NO_AVAILABLE_HANDLE && !hard_error) hard_error = handle.error();
-    reasons += (reasons.empty() ? "" : "; ") + handle.error().message();
-    return std::nullopt;
+    const Status& error = handle.error();
+    if (error.code() != ErrorCode::NO_AVAILABLE_HANDLE && !refusal.hard_error) refusal.hard_error = error;
+    if (refusal.vendor_code == 0) refusal.vendor_code = error.vendor_code();
+    if (IsFull(error) && TierAt(tier_index).largest_block() >= size) refusal.may_change = true;
+    refusal.reasons += (refusal.reasons.empty() ? "" : "; ") + error.message();
+    return nullptr;
   };
-  if (preferred) {
-    if (auto handle = attempt(*preferred)) return std::move(*handle);
+  if (candidates.preferred) {
+    if (auto handle = attempt(*candidates.preferred)) return handle;
+    if (candidates.strict) return nullptr;
   }
-  for (size_t i = 0; i < slots_.size() && !(strict && preferred); ++i) {
-    if (preferred == i) continue;
-    if (auto handle = attempt(i)) return std::move(*handle);
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (candidates.preferred == i) continue;
+    if (auto handle = attempt(i)) return handle;
   }
-  if (hard_error) return std::unexpected(*hard_error);
-  return Error(ErrorCode::NO_AVAILABLE_HANDLE, "no room for {} B: {}", size, reasons);
+  return nullptr;
+}
+
+Result<AllocationHandle> TieredBackend::Allocate(size_t size, std::optional<Uuid> preferred_tier, bool strict,
+                                                 std::optional<Deadline> wait_until) {
+  MC_TRY(CheckRunning());
+  Candidates candidates{.strict = strict};
+  if (preferred_tier) candidates.preferred = MC_TRY(IndexOf(*preferred_tier));
+  if (size == 0) return AllocateOn(candidates.preferred.value_or(0), 0);
+  Refusal refusal;
+  if (auto handle = TryCandidates(candidates, size, refusal)) return handle;
+  if (wait_until && refusal.may_change && !refusal.hard_error) {
+    RoomSignal::Waiter waiter(*room_);
+    do {
+      refusal = {};
+      if (auto handle = TryCandidates(candidates, size, refusal)) return handle;
+      MC_TRY(CheckRunning());
+      // A reader that lets go of a block makes no sound, hence the look again.
+      waiter.Wait(std::min(Deadline::After(kLookAgain), *wait_until,
+                           [](const Deadline& a, const Deadline& b) { return a.time() < b.time(); }));
+    } while (!wait_until->Passed());
+  }
+  if (refusal.hard_error) return std::unexpected(*refusal.hard_error);
+  return std::unexpected(Status(ErrorCode::NO_AVAILABLE_HANDLE,
+                                fmt::format("no room for {} B: {}. {}", size, refusal.reasons, UseText(candidates)),
+                                refusal.vendor_code));
+}
+
+// Of each candidate: what could leave and what is held by somebody now.
+std::string TieredBackend::UseText(const Candidates& candidates) const {
+  struct Use {
+    size_t evictable = 0, held = 0;
+  };
+  std::vector<Use> uses(slots_.size());
+  for (const Shard& shard : shards_) {
+    std::shared_lock lock(shard.mutex);
+    for (const auto& [key, entry] : shard.entries) {
+      for (const auto& replica : entry->replicas) {
+        Use& use = uses[replica.tier_index];
+        (replica.handle.use_count() == 1 ? use.evictable : use.held) += replica.handle->data.size();
+      }
+    }
+  }
+  std::string text;
+  for (size_t i = 0; i < slots_.size(); ++i) {
+    if (candidates.strict && candidates.preferred && candidates.preferred != i) continue;
+    const CacheTier& tier = TierAt(i);
+    const size_t used = std::min(tier.usage(), tier.info().capacity);
+    text += fmt::format("{}{}: {} B free, {} B could be evicted, {} B are being read, {} B in all are used",
+                        text.empty() ? "" : "; ", tier.info().name, tier.info().capacity - used, uses[i].evictable,
+                        uses[i].held, used);
+  }
+  return text;
 }
 
 Result<void> TieredBackend::Write(const DataSource& source, const AllocationHandle& handle) const {
@@ -186,6 +250,7 @@ Result<uint64_t> TieredBackend::Commit(std::string_view key, AllocationHandle ha
     version = entry->version;
   }
   scheduler_->OnPlaced(tier_index, entry);
+  room_->Notify();  // a block that was being written may leave from now on
   Changed(key);
   return version;
 }
@@ -200,9 +265,14 @@ Result<ObjectView> TieredBackend::Get(std::string_view key, std::optional<Uuid> 
   if (found == shard.entries.end()) return NotFound();
   MetadataEntry& entry = *found->second;
   MC_CHECK(!entry.replicas.empty(), "key '{}' is indexed without bytes", key);
-  auto replica = entry.replicas.cbegin();
-  if (wanted) replica = FindReplica(std::as_const(entry.replicas), *wanted);
-  if (replica == entry.replicas.cend()) return Error(ErrorCode::TIER_NOT_FOUND, "key '{}' has no replica there", key);
+  const auto replica = wanted ? FindReplica(std::as_const(entry.replicas), *wanted) : FindUsable(entry.replicas);
+  if (replica == entry.replicas.cend()) {
+    if (wanted) return Error(ErrorCode::TIER_NOT_FOUND, "key '{}' has no replica there", key);
+    const auto lost = entry.replicas.front().handle->tier;
+    lock.unlock();
+    ForgetIfLost(*lost);
+    return NotFound();
+  }
   if (record_access) {
     Touch(entry);
     slots_[replica->tier_index]->hits.fetch_add(1, std::memory_order_relaxed);
@@ -270,8 +340,53 @@ bool TieredBackend::RecordUse(std::string_view key) {
   std::shared_lock lock(shard.mutex);
   const auto found = shard.entries.find(key);
   if (found == shard.entries.end()) return false;
+  const auto& replicas = found->second->replicas;
+  if (FindUsable(replicas) == replicas.end()) {
+    const auto lost = replicas.front().handle->tier;
+    lock.unlock();
+    ForgetIfLost(*lost);
+    return false;
+  }
   Touch(*found->second);
   return true;
+}
+
+bool TieredBackend::ForgetIfLost(const CacheTier& tier) {
+  if (!tier.lost()) return false;
+  // Again each time: a block may have been committed between the loss and the first who noticed it. Few calls come
+  // here, nothing is allocated on a lost tier and Get passes it over.
+  const size_t tier_index = IndexOf(tier);
+  const size_t forgotten = ForgetTier(tier_index);
+  if (!slots_[tier_index]->lost.exchange(true)) {
+    log::Error("tier {} is lost for good; {} key(s) had a replica there", tier.info().name, forgotten);
+  }
+  return true;
+}
+
+size_t TieredBackend::ForgetTier(size_t tier_index) {
+  size_t forgotten = 0;
+  for (Shard& shard : shards_) {
+    Released released;
+    std::vector<EntryPtr> changed;
+    {
+      std::unique_lock lock(shard.mutex);
+      for (auto at = shard.entries.begin(); at != shard.entries.end();) {
+        const EntryPtr entry = at->second;
+        const auto replica = FindReplica(entry->replicas, tier_index);
+        if (replica == entry->replicas.end()) {
+          ++at;
+          continue;
+        }
+        TakeReplica(*entry, static_cast<size_t>(replica - entry->replicas.begin()), released);
+        changed.push_back(entry);
+        at = entry->replicas.empty() ? shard.entries.erase(at) : std::next(at);
+      }
+    }
+    released.clear();
+    for (const EntryPtr& entry : changed) Changed(entry->key);
+    forgotten += changed.size();
+  }
+  return forgotten;
 }
 
 size_t TieredBackend::RemoveAll() {
@@ -347,6 +462,9 @@ std::vector<TierView> TieredBackend::GetTierViews() const {
                   .usage = slot->tier->usage(),
                   .priority = info.priority,
                   .tags = info.tags};
+    view.largest_hole = slot->tier->largest_hole();
+    view.device_refusals = slot->tier->device_refusals();
+    view.lost = slot->tier->lost();
     view.free_space = view.capacity - std::min(view.usage, view.capacity);
     view.keys = slot->keys.load();
     view.hits = slot->hits.load();

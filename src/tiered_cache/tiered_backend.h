@@ -2,6 +2,7 @@
 // short.
 #pragma once
 
+#include <algorithm>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -11,6 +12,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "common/clock.h"
 #include "common/status.h"
 #include "common/uuid.h"
 #include "tiered_cache/cache_tier.h"
@@ -28,12 +30,15 @@ struct TierView {
   size_t capacity = 0;
   size_t usage = 0;
   size_t free_space = 0;
+  size_t largest_hole = 0;  // the largest block that would fit now
   int32_t priority = 0;
   std::vector<std::string> tags;
   uint64_t keys = 0;
-  uint64_t hits = 0;         // handles given out by Get
-  uint64_t demoted_out = 0;  // blocks that left for a lower tier
-  uint64_t dropped = 0;      // blocks evicted for good
+  uint64_t hits = 0;             // handles given out by Get
+  uint64_t demoted_out = 0;      // blocks that left for a lower tier
+  uint64_t dropped = 0;          // blocks evicted for good
+  uint64_t device_refusals = 0;  // blocks the device refused although the tier had room
+  bool lost = false;             // the memory is gone for good
 };
 
 // What Get found: the bytes, and the identity of this content.
@@ -68,16 +73,18 @@ class TieredBackend {
   TieredBackend& operator=(const TieredBackend&) = delete;
 
   // A block of `size` bytes. Tried in order: the preferred tier if given, then (unless strict) the others by priority;
-  // a full tier lets least recently used blocks go first. size 0 yields a handle without memory: an empty value is a
-  // value. NO_AVAILABLE_HANDLE when no tier can hold it; TIER_NOT_FOUND for an unknown preferred tier.
-  Result<AllocationHandle> Allocate(size_t size, std::optional<Uuid> preferred_tier = std::nullopt,
-                                    bool strict = false);
+  // a full tier lets least recently used blocks go first. Where all that could go is in use right now, waits for room
+  // until `wait_until`. size 0 yields a handle without memory: an empty value is a value. NO_AVAILABLE_HANDLE with the
+  // numbers of every tier when none can hold it (and the vendor code if a device refused); TIER_NOT_FOUND for an unknown preferred tier.
+  Result<AllocationHandle> Allocate(size_t size, std::optional<Uuid> preferred_tier = std::nullopt, bool strict = false,
+                                    std::optional<Deadline> wait_until = std::nullopt);
   // Copies source into the handle's block.
   Result<void> Write(const DataSource& source, const AllocationHandle& handle) const;
   // Makes the block the key's content and returns the version. Without expected_version it replaces whatever the key
   // had, on every tier.
   Result<uint64_t> Commit(std::string_view key, AllocationHandle handle, CommitOptions options = {});
-  // The highest replica, or the one on `tier`. OBJECT_NOT_FOUND; TIER_NOT_FOUND when the key has no replica there.
+  // The highest replica whose memory is not lost, or the one on `tier`. OBJECT_NOT_FOUND; TIER_NOT_FOUND when the key
+  // has no replica there.
   Result<ObjectView> Get(std::string_view key, std::optional<Uuid> tier = std::nullopt, bool record_access = true);
   // Forgets the key, or its replica on one tier.
   Result<void> Delete(std::string_view key, std::optional<Uuid> tier = std::nullopt);
@@ -90,6 +97,13 @@ class TieredBackend {
   bool RecordUse(std::string_view key);
   // Number of keys removed.
   size_t RemoveAll();
+  // For whoever failed to read or write a block of that tier. True when its memory is gone for good: the keys it held
+  // are forgotten then, so that they are misses here and can be put again.
+  bool ForgetIfLost(const CacheTier& tier);
+  // True once ForgetIfLost has met a lost tier.
+  bool AnyLost() const {
+    return std::any_of(slots_.begin(), slots_.end(), [](const auto& slot) { return slot->lost.load(); });
+  }
 
   std::vector<TierView> GetTierViews() const;
   std::vector<Uuid> GetReplicaTierIds(std::string_view key) const;
@@ -120,18 +134,34 @@ class TieredBackend {
     std::atomic<uint64_t> hits{0};
     std::atomic<uint64_t> demoted_out{0};
     std::atomic<uint64_t> dropped{0};
+    std::atomic<bool> lost{false};  // noticed and reported
   };
   struct Shard {
     mutable std::shared_mutex mutex;
     std::unordered_map<std::string_view, EntryPtr> entries;  // the key is a view of the entry's own
   };
   using Released = std::vector<AllocationHandle>;  // handles to let die after the lock is gone
+  // Where Allocate looks, in this order; with `strict` only on the preferred tier.
+  struct Candidates {
+    std::optional<size_t> preferred;
+    bool strict = false;
+  };
+  // One pass over the candidates that found nothing.
+  struct Refusal {
+    std::optional<Status> hard_error;  // the first that is not about room
+    std::string reasons;               // one per tier
+    int32_t vendor_code = 0;           // of the first device that refused
+    bool may_change = false;           // some tier is only full at the moment
+  };
 
   TieredBackend(std::vector<std::shared_ptr<CacheTier>> tiers, DataCopier copier, Options options);
   Shard& ShardOf(std::string_view key) const;
   Result<size_t> IndexOf(Uuid tier) const;
   size_t IndexOf(const CacheTier& tier) const;
   Result<AllocationHandle> AllocateEvicting(size_t tier_index, size_t size);
+  AllocationHandle TryCandidates(const Candidates& candidates, size_t size, Refusal& refusal);
+  size_t ForgetTier(size_t tier_index);
+  std::string UseText(const Candidates& candidates) const;
   Result<void> CheckRunning() const;
   void Touch(MetadataEntry& entry) const { entry.last_access.store(tick_.fetch_add(1) + 1, std::memory_order_relaxed); }
   // Both under the shard's lock.
@@ -146,6 +176,7 @@ class TieredBackend {
   std::vector<std::unique_ptr<TierSlot>> slots_;  // by priority
   mutable std::vector<Shard> shards_;
   std::unique_ptr<Scheduler> scheduler_;
+  const std::shared_ptr<RoomSignal> room_ = std::make_shared<RoomSignal>();
   mutable std::atomic<uint64_t> tick_{0};  // logical time of accesses
   std::atomic<uint64_t> next_version_{1};
   std::atomic<bool> stopped_{false};

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <string>
 
+#include "core/json.h"
 #include "core/profile.h"
 
 namespace aclemu {
@@ -11,7 +12,8 @@ namespace aclemu {
 constexpr int kLeakExit = 23;
 constexpr int kBadConfigExit = 24;
 
-enum class Sched { kEager, kLazy };
+enum class Sched { kEager, kLazy, kRandom, kTimed, kManual };
+enum class TimeMode { kOff, kModel, kVirtual };
 enum class OnViolation { kReturn, kAbort, kLog };
 enum class HostMem { kAuto, kPlain, kSecret };
 
@@ -30,11 +32,27 @@ struct Config {
   bool leak_fatal = false;
   std::string report;  // "", "stderr" or a path
   std::string fault;
+  std::string dir;            // where processes share devices; "": this process alone
+  uint64_t hbm_reserved = 0;  // of each device, kept by the system, rounded up to 2 MiB
+  bool cache = false;         // small blocks come from a cache of the process, as from the real driver
+  bool segv = true;           // explain a host access to device memory before dying of it
+  uint64_t sched_seed = 0;    // of Sched::kRandom
+  TimeMode time = TimeMode::kOff;
+  std::string model;  // profile and parameters, as given
+  JsonValue file;     // ACLEMU_CONFIG; "faults" is read by the fault plan
+  uint64_t watchdog_ms = 30'000;
+  bool race = false;
+  bool stack = false;
+  bool poison_out = false;
+  std::string trace;
 };
 
 const Config& Settings();
 
 // A wrong knob: says so and ends the process.
 [[noreturn]] void RefuseConfig(const std::string& what);
+
+// A size as the knobs write it: bytes, or with K, M, G, T. False when it is none.
+bool TryParseBytes(const std::string& text, uint64_t* out);
 
 }  // namespace aclemu

@@ -1,14 +1,14 @@
 // The physical memory of one emulated device.
 #include "core/pool.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
 
+#include "core/config.h"
 #include "core/report.h"
+#include "core/segv.h"
 
 namespace aclemu {
 
@@ -27,20 +27,26 @@ void Fill(std::byte* begin, uint64_t bytes, uint8_t pattern) {
 }
 #endif
 
-DevicePool::DevicePool(uint64_t capacity, uint64_t keep_bytes)
-    : capacity_(capacity),
-      keep_chunks_(keep_bytes / kChunk),
-      warm_(capacity / kChunk),
-      free_chunks_(capacity / kChunk) {
-  fd_ = memfd_create("aclemu-hbm", MFD_CLOEXEC);
-  if (fd_ < 0 || ftruncate(fd_, static_cast<off_t>(capacity)) != 0) Broken("no memory file for a device");
-  void* map = mmap(nullptr, capacity, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd_, 0);
+namespace {
+
+// The driver maps so much at once for small blocks; it keeps half of it when they are freed.
+constexpr uint64_t kCacheBytes = 36ULL << 20;
+
+bool IsFree(Tag tag) {
+  return tag == kTagFree || tag == kTagWarm;
+}
+
+}  // namespace
+
+DevicePool::DevicePool(SharedDevice& device) : device_(device) {
+  uint64_t capacity = uint64_t{device.chunks()} * kChunk;
+  void* map = mmap(nullptr, capacity, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, device.pool_fd(), 0);
   if (map == MAP_FAILED) Broken("no mapping for the memory of a device");
   // A forked child must not see device memory. Huge pages make the first touch cheaper where the system allows them.
   madvise(map, capacity, MADV_DONTFORK);
   madvise(map, capacity, MADV_HUGEPAGE);
   base_ = static_cast<std::byte*>(map);
-  runs_[0] = static_cast<uint32_t>(free_chunks_);
+  ExplainHostAccess();
 }
 
 void DevicePool::Append(uint64_t offset, uint64_t bytes, std::vector<Extent>* out) {
@@ -52,112 +58,174 @@ void DevicePool::Append(uint64_t offset, uint64_t bytes, std::vector<Extent>* ou
   }
 }
 
-uint32_t DevicePool::TakeRun(uint32_t at_most) {
+void DevicePool::TakeChunk(uint32_t chunk, Tag tag) {
+  Control& control = device_.control();
+  control.warm_chunks -= device_.chunk_tags()[chunk].load() == kTagWarm;
+  --control.free_chunks;
+  device_.chunk_tags()[chunk] = tag;
+}
+
+void DevicePool::TakeChunks(uint64_t count, std::vector<Extent>* out) {
+  Control& control = device_.control();
+  const std::atomic<Tag>* tags = device_.chunk_tags();
   // The first run that is long enough keeps a block in one piece; else the block is gathered from what there is.
-  auto run = std::find_if(runs_.begin(), runs_.end(), [&](const auto& r) { return r.second >= at_most; });
-  if (run == runs_.end()) run = runs_.begin();
-  uint32_t first = run->first, have = run->second, taken = std::min(have, at_most);
-  runs_.erase(run);
-  if (taken < have) runs_[first + taken] = have - taken;
-  for (uint32_t chunk = first; chunk < first + taken; ++chunk) {
-    kept_ -= warm_[chunk];
-    warm_[chunk] = false;
+  uint32_t run = 0, end = control.first_free;
+  for (; end < device_.chunks() && run < count; ++end) run = IsFree(tags[end].load()) ? run + 1 : 0;
+  uint32_t chunk = run == count ? end - run : control.first_free;
+  bool from_first = chunk == control.first_free;
+  for (; count > 0; ++chunk) {
+    if (!IsFree(tags[chunk].load())) continue;
+    TakeChunk(chunk, device_.self());
+    Append(chunk * kChunk, kChunk, out);
+    --count;
   }
-  free_chunks_ -= taken;
-  last_run_ = first;
-  return taken;
+  if (from_first) control.first_free = chunk;
 }
 
-void DevicePool::TakePages(uint32_t chunk, uint64_t* left, std::vector<Extent>* out) {
-  PageMap& map = split_[chunk];
-  for (uint32_t page = 0; page < kPagesPerChunk && *left > 0; ++page) {
-    if (map[page]) continue;
-    map.set(page);
-    Append(chunk * kChunk + page * kPage, kPage, out);
-    --*left;
-    --free_pages_;
+uint32_t DevicePool::OpenChunk() {
+  Control& control = device_.control();
+  if (control.free_pages > 0) {
+    uint32_t& chunk = control.first_open;
+    while (device_.chunk_tags()[chunk].load() != kTagSplit || device_.pages_taken()[chunk].load() == kPagesPerChunk)
+      ++chunk;
+    return chunk;
   }
-  if (map.all()) open_.erase(chunk);
+  uint32_t chunk = control.first_free;
+  while (!IsFree(device_.chunk_tags()[chunk].load())) ++chunk;
+  control.first_free = chunk + 1;
+  device_.pages_taken()[chunk] = 0;
+  TakeChunk(chunk, kTagSplit);
+  ++control.split_chunks;
+  control.free_pages += kPagesPerChunk;
+  control.first_open = std::min(control.first_open, chunk);
+  return chunk;
 }
 
-bool DevicePool::Take(uint64_t bytes, bool huge, std::vector<Extent>* out) {
-  std::lock_guard lock(mu_);
-  out->clear();
-  if (huge) {
-    uint64_t left = bytes / kChunk;
-    if (left > free_chunks_) return false;
-    while (left > 0) {
-      uint32_t taken = TakeRun(static_cast<uint32_t>(left));
-      Append(last_run_ * kChunk, taken * kChunk, out);
-      left -= taken;
+void DevicePool::TakePages(uint64_t count, std::vector<Extent>* out) {
+  while (count > 0) {
+    uint32_t chunk = OpenChunk();
+    std::atomic<Tag>* pages = device_.page_tags(chunk);
+    for (uint32_t page = 0; page < kPagesPerChunk && count > 0; ++page) {
+      if (pages[page].load() != kTagFree) continue;
+      pages[page] = device_.self();
+      ++device_.pages_taken()[chunk];
+      --device_.control().free_pages;
+      Append(chunk * kChunk + page * kPage, kPage, out);
+      --count;
+    }
+  }
+}
+
+bool DevicePool::TakeFresh(uint64_t bytes, bool huge, std::vector<Extent>* out) {
+  auto fits = [&] {
+    uint64_t room = device_.control().free_chunks * kChunk;
+    return bytes <= (huge ? room : room + device_.control().free_pages * kPage);
+  };
+  auto take = [&] {
+    SharedDevice::Lock lock(device_);
+    if (!fits()) return false;
+    if (huge) {
+      TakeChunks(bytes / kChunk, out);
+    } else {
+      TakePages(bytes / kPage, out);
     }
     return true;
-  }
-  uint64_t left = bytes / kPage;
-  if (left > free_pages_ + free_chunks_ * kPagesPerChunk) return false;
-  while (left > 0) {
-    if (open_.empty()) {
-      TakeRun(1);
-      split_[last_run_].reset();
-      open_.insert(last_run_);
-      free_pages_ += kPagesPerChunk;
+  };
+  return take() || (device_.Sweep() && take());
+}
+
+bool DevicePool::TakeCached(uint64_t bytes, bool huge, std::vector<Extent>* out) {
+  std::lock_guard lock(cache_mu_);
+  std::set<uint64_t>& offsets = cache_[huge].offsets;
+  uint64_t unit = huge ? kChunk : kPage;
+  uint64_t have = offsets.size() * unit;
+  if (have < bytes) {
+    std::vector<Extent> fresh;
+    if (!TakeFresh(kCacheBytes, huge, &fresh) && !TakeFresh(bytes - have, huge, &fresh)) return false;
+    for (const Extent& extent : fresh) {
+      for (uint64_t at = extent.offset; at < extent.offset + extent.bytes; at += unit) offsets.insert(at);
     }
-    TakePages(*open_.begin(), &left, out);
+  }
+  for (uint64_t taken = 0; taken < bytes; taken += unit) {
+    Append(*offsets.begin(), unit, out);
+    offsets.erase(offsets.begin());
   }
   return true;
 }
 
-void DevicePool::FreeChunk(uint32_t chunk) {
-  if (kept_ < keep_chunks_) {
-    warm_[chunk] = true;
-    ++kept_;
-  } else {
-    fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(chunk * kChunk), kChunk);
-  }
-  ++free_chunks_;
-  auto next = runs_.upper_bound(chunk);
-  uint32_t first = chunk, count = 1;
-  if (next != runs_.begin()) {
-    auto before = std::prev(next);
-    if (before->first + before->second == chunk) {
-      first = before->first;
-      count += before->second;
+bool DevicePool::Take(uint64_t bytes, bool huge, std::vector<Extent>* out) {
+  out->clear();
+  return Settings().cache && bytes <= kCacheBytes ? TakeCached(bytes, huge, out) : TakeFresh(bytes, huge, out);
+}
+
+void DevicePool::GiveBack(const std::vector<Extent>& extents, bool huge) {
+  std::vector<uint32_t> cold;
+  {
+    SharedDevice::Lock lock(device_);
+    if (!huge) {
+      device_.FreeExtents(extents.data(), extents.size(), huge, device_.self());
+      return;
+    }
+    for (const Extent& extent : extents) {
+      for (uint64_t at = extent.offset; at < extent.offset + extent.bytes; at += kChunk) {
+        auto chunk = static_cast<uint32_t>(at / kChunk);
+        if (device_.chunk_tags()[chunk].load() != device_.self()) continue;  // others use it still
+        if (device_.MayStayWarm()) {
+          device_.MarkFree(chunk, true);
+        } else {
+          cold.push_back(chunk);
+        }
+      }
     }
   }
-  if (next != runs_.end() && next->first == chunk + 1) {
-    count += next->second;
-    runs_.erase(next);
+  if (cold.empty()) return;
+  // The slow part, while the chunks are still ours.
+  for (uint32_t chunk : cold) device_.Punch(chunk);
+  SharedDevice::Lock lock(device_);
+  for (uint32_t chunk : cold) device_.MarkFree(chunk, false);
+}
+
+bool DevicePool::IsMine(uint64_t offset, bool huge) {
+  auto chunk = static_cast<uint32_t>(offset / kChunk);
+  const auto& tag = huge ? device_.chunk_tags()[chunk] : device_.page_tags(chunk)[offset % kChunk / kPage];
+  return tag.load() == device_.self();
+}
+
+void DevicePool::GiveCached(const std::vector<Extent>& extents, bool huge) {
+  std::vector<Extent> surplus;
+  {
+    std::lock_guard lock(cache_mu_);
+    std::set<uint64_t>& offsets = cache_[huge].offsets;
+    uint64_t unit = huge ? kChunk : kPage;
+    for (const Extent& extent : extents) {
+      for (uint64_t at = extent.offset; at < extent.offset + extent.bytes; at += unit) {
+        if (IsMine(at, huge)) offsets.insert(at);  // else others use it still
+      }
+    }
+    if (offsets.size() * unit <= kCacheBytes) return;
+    while (offsets.size() * unit > kCacheBytes / 2) {
+      Append(*std::prev(offsets.end()), unit, &surplus);
+      offsets.erase(std::prev(offsets.end()));
+    }
   }
-  runs_[first] = count;
+  GiveBack(surplus, huge);
 }
 
 void DevicePool::Give(const std::vector<Extent>& extents, bool huge) {
-  std::lock_guard lock(mu_);
-  for (const Extent& extent : extents) {
-    uint64_t step = huge ? kChunk : kPage;
-    for (uint64_t at = extent.offset; at < extent.offset + extent.bytes; at += step) {
-      uint32_t chunk = static_cast<uint32_t>(at / kChunk);
-      if (huge) {
-        FreeChunk(chunk);
-        continue;
-      }
-      PageMap& map = split_.at(chunk);
-      map.reset(at % kChunk / kPage);
-      ++free_pages_;
-      open_.insert(chunk);
-      if (map.none()) {
-        split_.erase(chunk);
-        open_.erase(chunk);
-        free_pages_ -= kPagesPerChunk;
-        FreeChunk(chunk);
-      }
-    }
+  uint64_t bytes = extents.empty() ? 0 : extents.back().start + extents.back().bytes;
+  if (Settings().cache && bytes <= kCacheBytes) {
+    GiveCached(extents, huge);
+  } else {
+    GiveBack(extents, huge);
   }
 }
 
 DevicePool::Room DevicePool::GetRoom() {
-  std::lock_guard lock(mu_);
-  return {free_chunks_ * kChunk, free_pages_ * kPage, split_.size() * kChunk, capacity_};
+  device_.Sweep();
+  SharedDevice::Lock lock(device_);
+  const Control& control = device_.control();
+  return {control.free_chunks * kChunk, control.free_pages * kPage, control.split_chunks * kChunk,
+          uint64_t{device_.chunks()} * kChunk};
 }
 
 }  // namespace aclemu

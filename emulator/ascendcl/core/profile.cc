@@ -2,7 +2,6 @@
 #include "core/profile.h"
 
 #include <atomic>
-#include <cstring>
 
 #include "aclemu.h"
 #include "core/config.h"
@@ -25,20 +24,6 @@ constexpr SocTraits kSocs[] = {
     {"a2", "Ascend910B3", 32, 1984, 2013, true, true, 20},    {"a3", "Ascend910_9391", 32, 1984, 2013, true, true, 24},
     {"310p", "Ascend310P3", 32, 1024, 1005, false, false, 8}, {"310b", "Ascend310B4", 32, 512, 1005, false, false, 1},
     {"910", "Ascend910A", 32, 2048, 1005, true, false, 32},   {"950", "Ascend950PR", 0, 1984, 2049, true, true, 32},
-};
-
-struct SinceRow {
-  const char* function;
-  int release;
-};
-constexpr SinceRow kSince[] = {
-#pragma push_macro("ACL_SINCE")
-#undef ACL_SINCE
-#define ACL_API(ret, name, params, args) {#name, 0},
-#define ACL_SINCE(since, ret, name, params, args) {#name, since},
-#include "rules/api_list.inc"
-#undef ACL_API
-#pragma pop_macro("ACL_SINCE")
 };
 
 std::atomic<const ReleaseTraits*> facade_release{nullptr};
@@ -76,13 +61,6 @@ std::string SocNames() {
 const ReleaseTraits& FacadeRelease() {
   const ReleaseTraits* release = facade_release.load();
   return release != nullptr ? *release : *FindRelease("strictest");
-}
-
-int Since(const char* function) {
-  for (const SinceRow& row : kSince) {
-    if (strcmp(row.function, function) == 0) return row.release;
-  }
-  return 0;
 }
 
 }  // namespace aclemu

@@ -44,7 +44,4 @@ std::string SocNames();
 // The release the loaded facade libraries were made for. Ends the process when two differ.
 const ReleaseTraits& FacadeRelease();
 
-// The release that introduced the function, 0 for those of all releases.
-int Since(const char* function);
-
 }  // namespace aclemu

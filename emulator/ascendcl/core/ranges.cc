@@ -3,6 +3,9 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <mutex>
+
 #include "core/config.h"
 #include "core/report.h"
 
@@ -27,9 +30,9 @@ uintptr_t AlignUp(uintptr_t value, uint64_t alignment) {
 
 Range::~Range() {
   if (map != nullptr) munmap(map, map_bytes);
-  if (pool == nullptr) return;
+  if (pool == nullptr || backing != nullptr) return;
   // A block larger than what stays resident is punched out anyway; filling it first would be lost work.
-  if (Settings().poison && paged <= Settings().keep_bytes) {
+  if (Settings().poison && !shared.load() && paged <= Settings().keep_bytes) {
     for (const Extent& extent : extents) Fill(pool->At(extent.offset), extent.bytes, 0xDD);
   }
   pool->Give(extents, huge);
@@ -37,9 +40,20 @@ Range::~Range() {
 }
 
 Place RangeMap::Find(const void* ptr) const {
+  std::shared_lock lock(mu_);
+  return FindLocked(ptr);
+}
+
+bool RangeMap::TryFind(const void* ptr, Place* place) const {
+  std::shared_lock lock(mu_, std::try_to_lock);
+  if (!lock.owns_lock()) return false;
+  *place = FindLocked(ptr);
+  return true;
+}
+
+Place RangeMap::FindLocked(const void* ptr) const {
   Place place;
   place.addr = reinterpret_cast<uintptr_t>(ptr);
-  std::shared_lock lock(mu_);
   auto after = ranges_.upper_bound(place.addr);
   if (after != ranges_.begin()) {
     const auto& range = std::prev(after)->second;
@@ -83,6 +97,21 @@ std::shared_ptr<Range> RangeMap::Remove(uintptr_t base, const std::function<bool
   return range;
 }
 
+void RangeMap::Replace(const std::vector<uintptr_t>& old, std::vector<std::shared_ptr<Range>> fresh) {
+  std::vector<std::shared_ptr<Range>> removed;  // ends after the lock
+  std::unique_lock lock(mu_);
+  for (uintptr_t base : old) {
+    auto found = ranges_.find(base);
+    if (found == ranges_.end()) continue;
+    removed.push_back(std::move(found->second));
+    ranges_.erase(found);
+  }
+  for (auto& range : fresh) {
+    uintptr_t base = range->base;
+    ranges_.emplace(base, std::move(range));
+  }
+}
+
 std::vector<std::shared_ptr<Range>> RangeMap::RemoveDevice(int device) {
   std::vector<std::shared_ptr<Range>> removed;
   std::unique_lock lock(mu_);
@@ -108,15 +137,26 @@ uintptr_t RangeMap::ReserveAddresses(int device, uint64_t bytes, uint64_t alignm
   std::vector<Window>& windows = windows_[device];
   if (windows.empty() || AlignUp(windows.back().next, alignment) + need > windows.back().end) {
     uint64_t size = std::max(kWindowBytes, AlignUp(need + alignment, kWindowBytes));
-    bool regular = windows.empty() && size == kWindowBytes;
+    bool regular =
+        size == kWindowBytes && std::none_of(windows.begin(), windows.end(), [](const Window& w) { return w.regular; });
     uintptr_t begin = MapWindow(regular ? kFirstWindow + static_cast<uintptr_t>(device) * kWindowBytes : 0, size);
     if (begin == 0) return 0;
-    windows.push_back({begin, begin + size, begin});
+    windows.push_back({begin, begin + size, begin, regular});
   }
   Window& window = windows.back();
   uintptr_t at = AlignUp(window.next, alignment);
   window.next = at + need;
   return at;
+}
+
+uintptr_t RangeMap::ReserveNear(int device, uint64_t bytes, uint64_t alignment, uintptr_t wish) {
+  uint64_t need = AlignUp(bytes, kPage) + kPage + alignment;
+  uintptr_t begin = MapWindow(wish, need);
+  if (begin == 0) return 0;
+  std::unique_lock lock(mu_);
+  // In front: the last window is the one that small blocks come from.
+  windows_[device].insert(windows_[device].begin(), {begin + need, begin + need, begin, false});
+  return AlignUp(begin, alignment);
 }
 
 }  // namespace aclemu

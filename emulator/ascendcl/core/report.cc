@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <mutex>
 #include <string>
 
 #include "core/config.h"
@@ -22,9 +23,14 @@ constexpr const char* kApiNames[] = {
 #include "rules/api_list.inc"
 #undef ACL_API
 };
-constexpr const char* kRuleNames[] = {"I1", "I2", "T1", "T2", "T3",  "M1",  "M2",  "M3", "C1", "C2", "C3", "C4", "C5",
-                                      "C6", "C7", "C8", "C9", "C10", "C11", "C13", "R2", "S1", "S2", "G1", "M4"};
+constexpr const char* kRuleNames[] = {"I1", "I2", "T1", "T2",  "T3", "M1", "M2", "M3",  "C1",  "C2",
+                                      "C3", "C4", "C5", "C6",  "C7", "C8", "C9", "C10", "C11", "C13",
+                                      "R2", "S1", "S2", "C12", "R1", "V1", "V2", "G1",  "M4"};
 static_assert(std::size(kRuleNames) == static_cast<size_t>(Rule::kCount));
+
+bool IsAdvice(size_t rule) {
+  return rule == static_cast<size_t>(Rule::kM4);
+}
 
 // A program that breaks one rule in a loop must not drown its own output.
 constexpr uint64_t kLoggedPerRule = 20;
@@ -40,10 +46,26 @@ void Format(const char* format, va_list args) {
   vsnprintf(thread_text.current, sizeof(thread_text.current), format, args);
 }
 
+// The first violation of each rule, for the report.
+struct FirstCall {
+  std::once_flag once;
+  std::string call, message;
+  std::vector<void*> stack;
+};
+FirstCall& First(size_t rule) {
+  static auto* const all = new FirstCall[static_cast<size_t>(Rule::kCount)];
+  return all[rule];
+}
+
 void Violated(Rule rule) {
   size_t index = static_cast<size_t>(rule);
   Bump(Stats().violations);
   uint64_t earlier = Stats().violations_by_rule[index].fetch_add(1, std::memory_order_relaxed);
+  std::call_once(First(index).once, [&] {
+    First(index).call = Name(CurrentApi());
+    First(index).message = thread_text.current;
+    First(index).stack = CaptureStack();
+  });
   bool abort_now = Settings().on_violation == OnViolation::kAbort;
   if (earlier < kLoggedPerRule || abort_now) {
     Log("violation %s in %s: %s%s", Name(rule), Name(CurrentApi()), thread_text.current,
@@ -83,11 +105,72 @@ class Json {
   bool first_ = true;
 };
 
+std::string Quoted(const std::string& text) {
+  std::string out = "\"";
+  for (char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+  }
+  return out + "\"";
+}
+
+// ,"stack":[...] or nothing.
+std::string StackJson(const std::vector<void*>& stack) {
+  if (stack.empty()) return "";
+  char** names = backtrace_symbols(stack.data(), static_cast<int>(stack.size()));
+  if (names == nullptr) return "";
+  std::string out = ",\"stack\":[";
+  for (size_t i = 0; i < stack.size(); ++i) out += (i == 0 ? "" : ",") + Quoted(names[i]);
+  free(names);
+  return out + "]";
+}
+
 std::string LeakJson(const Leak& leak) {
   char line[200];
-  snprintf(line, sizeof(line), "{\"kind\":\"%s\",\"device\":%d,\"address\":\"0x%llx\",\"bytes\":%llu}", leak.kind,
-           leak.device, static_cast<unsigned long long>(leak.address), static_cast<unsigned long long>(leak.bytes));
-  return line;
+  snprintf(line, sizeof(line), "{\"kind\":\"%s\",\"device\":%d,\"address\":\"0x%llx\"", leak.kind, leak.device,
+           static_cast<unsigned long long>(leak.address));
+  std::string out = line;
+  if (leak.policy >= 0) out += ",\"policy\":" + std::to_string(leak.policy);
+  return out + StackJson(leak.stack) + ",\"bytes\":" + std::to_string(leak.bytes) + "}";
+}
+
+void AddCopies(Json* json) {
+  constexpr const char* kDirections[] = {"h2h", "h2d", "d2h", "d2d"};
+  constexpr const char* kClasses[] = {"pageable", "pinned", "registered", "device"};
+  Counters& stats = Stats();
+  json->Open("copies", '[');
+  for (int async = 0; async < 2; ++async) {
+    for (int d = 0; d < 4; ++d) {
+      for (int c = 0; c < 4; ++c) {
+        uint64_t count = stats.copies_by_class[async][d][c].load();
+        if (count == 0) continue;
+        json->Item(std::string("{\"kind\":\"") + kDirections[d] + "\",\"mode\":\"" + (async == 1 ? "async" : "sync") +
+                   "\",\"host\":\"" + kClasses[c] + "\",\"count\":" + std::to_string(count) +
+                   ",\"bytes\":" + std::to_string(stats.bytes_by_class[async][d][c].load()) + "}");
+      }
+    }
+  }
+  json->Close(']');
+}
+
+void AddFirstViolations(Json* json) {
+  json->Open("first_violations", '[');
+  for (size_t i = 0; i < std::size(kRuleNames); ++i) {
+    const FirstCall& first = First(i);
+    if (first.call.empty()) continue;
+    json->Item("{\"rule\":" + Quoted(kRuleNames[i]) + ",\"call\":" + Quoted(first.call) +
+               ",\"message\":" + Quoted(first.message) + StackJson(first.stack) + "}");
+  }
+  json->Close(']');
+}
+
+void AddFaults(Json* json) {
+  json->Open("faults", '[');
+  for (const FaultPlan::Count& count : FaultPlan::Get().Counts()) {
+    json->Item("{\"rule\":" + Quoted(count.rule) + ",\"seen\":" + std::to_string(count.seen) +
+               ",\"fired\":" + std::to_string(count.fired) + "}");
+  }
+  json->Close(']');
 }
 
 std::string ReportJson(const std::vector<Leak>& leaks) {
@@ -121,9 +204,18 @@ std::string ReportJson(const std::vector<Leak>& leaks) {
   json.Open("violations", '{');
   for (size_t i = 0; i < std::size(kRuleNames); ++i) {
     uint64_t count = stats.violations_by_rule[i].load();
-    if (count != 0) json.Number(kRuleNames[i], count);
+    if (count != 0 && !IsAdvice(i)) json.Number(kRuleNames[i], count);
   }
   json.Close('}');
+  json.Open("advice", '{');
+  for (size_t i = 0; i < std::size(kRuleNames); ++i) {
+    uint64_t count = stats.violations_by_rule[i].load();
+    if (count != 0 && IsAdvice(i)) json.Number(kRuleNames[i], count);
+  }
+  json.Close('}');
+  AddFirstViolations(&json);
+  AddCopies(&json);
+  AddFaults(&json);
   json.Open("leaks", '[');
   for (const Leak& leak : leaks) json.Item(LeakJson(leak));
   json.Close(']');
@@ -182,14 +274,22 @@ void AddPagedBytes(uint64_t bytes) {
 
 void ResetStats() {
   Counters& s = Stats();
-  for (Counter* c : {&s.device_allocs, &s.device_allocs_failed, &s.device_frees, &s.host_allocs, &s.host_frees,
-                     &s.host_registers, &s.host_unregisters, &s.memsets, &s.pageable_copies,
-                     &s.pageable_async_fallbacks, &s.set_device_calls, &s.set_device_switches, &s.streams_created,
-                     &s.events_created, &s.submits_blocked, &s.synchronizes, &s.violations}) {
+  for (Counter* c :
+       {&s.device_allocs, &s.device_allocs_failed, &s.device_frees, &s.host_allocs, &s.host_frees, &s.host_registers,
+        &s.host_unregisters, &s.memsets, &s.pageable_copies, &s.pageable_async_fallbacks, &s.set_device_calls,
+        &s.set_device_switches, &s.streams_created, &s.events_created, &s.submits_blocked, &s.synchronizes,
+        &s.violations, &s.submit_blocked_ns, &s.waited_ns}) {
     c->store(0);
   }
   for (auto* four : {&s.sync_copies, &s.sync_bytes, &s.async_copies, &s.async_bytes}) {
     for (Counter& c : *four) c.store(0);
+  }
+  for (auto* all : {&s.copies_by_class, &s.bytes_by_class}) {
+    for (auto& mode : *all) {
+      for (auto& direction : mode) {
+        for (Counter& c : direction) c.store(0);
+      }
+    }
   }
   for (Counter& c : s.violations_by_rule) c.store(0);
   for (Counter& c : s.calls) c.store(0);
@@ -253,6 +353,30 @@ aclError Strict(Rule rule, aclError code, const char* format, ...) {
   va_end(args);
   Violated(rule);
   return Settings().on_violation == OnViolation::kLog ? ACL_SUCCESS : code;
+}
+
+std::vector<void*> CaptureStack() {
+  if (!Settings().stack) return {};
+  std::vector<void*> stack(32);
+  stack.resize(static_cast<size_t>(backtrace(stack.data(), static_cast<int>(stack.size()))));
+  return stack;
+}
+
+uint32_t ThreadNumber() {
+  static std::atomic<uint32_t> next{1};
+  thread_local uint32_t number = next.fetch_add(1);
+  return number;
+}
+
+void Advise(Rule rule, bool log, const char* format, ...) {
+  Bump(Stats().violations_by_rule[static_cast<size_t>(rule)]);
+  if (!log) return;
+  char text[300];
+  va_list args;
+  va_start(args, format);
+  vsnprintf(text, sizeof(text), format, args);
+  va_end(args);
+  Log("advice %s in %s: %s", Name(rule), Name(CurrentApi()), text);
 }
 
 void SetCurrentApi(Api api) {

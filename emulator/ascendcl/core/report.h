@@ -2,6 +2,7 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <vector>
 
 #include "acl/acl.h"
 
@@ -40,6 +41,10 @@ enum class Rule : uint8_t {
   kR2,
   kS1,
   kS2,
+  kC12,
+  kR1,
+  kV1,
+  kV2,
   kG1,
   kM4,
   kCount
@@ -59,7 +64,7 @@ inline void Bump(Counter& counter, uint64_t by = 1) {
   X(host_unregisters) X(memsets) X(pageable_copies) X(pageable_async_fallbacks) \
   X(set_device_calls) X(set_device_switches) X(streams_created) X(streams_live) \
   X(events_created) X(events_live) X(submits_blocked) X(synchronizes) \
-  X(violations)
+  X(violations) X(submit_blocked_ns) X(waited_ns)
 // clang-format on
 
 struct Counters {
@@ -67,6 +72,7 @@ struct Counters {
   ACLEMU_COUNTERS(ACLEMU_MEMBER)
 #undef ACLEMU_MEMBER
   Counter sync_copies[4], sync_bytes[4], async_copies[4], async_bytes[4];  // by direction
+  Counter copies_by_class[2][4][4], bytes_by_class[2][4][4];  // async, direction, class of the host end or of D2D
   Counter violations_by_rule[static_cast<size_t>(Rule::kCount)];
   Counter calls[static_cast<size_t>(Api::kCount)];
   Counter failed_calls[static_cast<size_t>(Api::kCount)];
@@ -90,6 +96,15 @@ aclError Fail(aclError code, const char* format, ...) __attribute__((format(prin
 aclError Refuse(Rule rule, aclError code, const char* format, ...) __attribute__((format(printf, 3, 4)));
 // The caller broke a rule that the hardware would let pass, or lets pass sometimes. Returns code, but 0 in log mode.
 aclError Strict(Rule rule, aclError code, const char* format, ...) __attribute__((format(printf, 3, 4)));
+
+// Nothing wrong, but not what the caller will want. Counted apart from the violations, never fatal.
+void Advise(Rule rule, bool log, const char* format, ...) __attribute__((format(printf, 3, 4)));
+
+// The call stack, with ACLEMU_STACK=1; empty else.
+std::vector<void*> CaptureStack();
+
+// The calling thread's number, in the order of their first calls: 1, 2, ...
+uint32_t ThreadNumber();
 
 void SetCurrentApi(Api api);
 Api CurrentApi();

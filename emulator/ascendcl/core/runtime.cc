@@ -3,32 +3,16 @@
 
 #include <pthread.h>
 
-#include <cstdlib>
+#include <thread>
 
 #include "core/report.h"
+#include "core/shares.h"
+#include "core/virtual_memory.h"
 
 namespace aclemu {
 namespace {
 
 std::atomic<bool> started{false};
-
-// ASCEND_RT_VISIBLE_DEVICES=1,3: ascending ids, read up to the first bad entry. Ids seen by the program are positions
-// in this list; as devices are alike and only of this process, only their number matters.
-uint32_t VisibleDevices(uint32_t devices) {
-  const char* text = getenv("ASCEND_RT_VISIBLE_DEVICES");
-  if (text == nullptr) return devices;
-  uint32_t count = 0;
-  long last = -1;
-  while (true) {
-    char* end = nullptr;
-    long id = strtol(text, &end, 10);
-    if (end == text || id <= last || id >= static_cast<long>(devices) || (*end != ',' && *end != '\0')) return count;
-    last = id;
-    ++count;
-    if (*end == '\0') return count;
-    text = end + 1;
-  }
-}
 
 }  // namespace
 
@@ -41,7 +25,7 @@ bool Runtime::Started() {
   return started.load();
 }
 
-Runtime::Runtime() : visible_devices_(VisibleDevices(Settings().devices)), devices_(Settings().devices) {
+Runtime::Runtime() : visible_devices_(static_cast<uint32_t>(VisibleDevices().size())), devices_(Settings().devices) {
   Stats();
   started = true;
   pthread_atfork(nullptr, nullptr, &Runtime::AfterForkInChild);
@@ -54,7 +38,7 @@ void Runtime::AfterForkInChild() {
 DevicePool& Runtime::pool(int id) {
   Device& d = device(id);
   std::lock_guard lock(d.mu);
-  if (d.pool == nullptr) d.pool = std::make_unique<DevicePool>(Settings().hbm_bytes, Settings().keep_bytes);
+  if (d.pool == nullptr) d.pool = std::make_unique<DevicePool>(shared(id));
   return *d.pool;
 }
 
@@ -77,6 +61,7 @@ std::shared_ptr<Context> Runtime::NewContext(int id, bool primary) {
   context->primary = primary;
   context->default_stream = std::make_shared<Stream>(id, context->handle, context->failure);
   contexts.Add(context->handle, context);
+  WatchLost(id);
   return context;
 }
 
@@ -96,7 +81,7 @@ void Runtime::EndContext(const std::shared_ptr<Context>& context) {
   for (auto& [handle, stream] : streams.Select([&](const Stream& s) { return s.context == context->handle; })) {
     if (streams.Remove(reinterpret_cast<void*>(handle)) == nullptr) continue;
     stream->Close(true);
-    device(stream->device).streams.fetch_sub(1);
+    shared(stream->device).GiveStream();
     Stats().streams_live.fetch_sub(1);
   }
   default_streams.Remove(reinterpret_cast<void*>(context->default_handle.load()));
@@ -109,20 +94,78 @@ void Runtime::EndDevice(int id, uint64_t handle_limit) {
   }
   for (auto& [handle, event] : events.Select([&](const Event& e) { return e.device == id; })) {
     if (handle >= handle_limit || events.Remove(reinterpret_cast<void*>(handle)) == nullptr) continue;
-    if (event->counted) device(id).events.fetch_sub(1);
+    if (event->counted) shared(id).GiveEvent();
     Stats().events_live.fetch_sub(1);
   }
+  IpcKeys::Get().DropDevice(id);
+  VirtualMemory::Get().DropDevice(id);
   // Dropping the blocks gives their storage back.
   Bump(Stats().device_frees, ranges.RemoveDevice(id).size());
+}
+
+void Runtime::LoseDevice(int id, aclError code) {
+  shared(id).SetLost(code);
+  NoticeLost(id);
+}
+
+void Runtime::NoticeLost(int id) {
+  any_lost_ = true;
+  if (device(id).lost_noticed.exchange(true)) return;
+  aclError code = LostCode(id);
+  for (const auto& stream : UsedStreams()) {
+    if (stream->device == id) stream->Lose(code);
+  }
+  std::lock_guard lock(Event::mutex());
+  Event::changed().notify_all();
+}
+
+void Runtime::WatchLost(int id) {
+  if (!SharedDevice::Sharing() || device(id).lost_watched.exchange(true)) return;
+  std::thread([this, id] {
+    MarkOwnThread();
+    shared(id).AwaitLost();
+    NoticeLost(id);
+  }).detach();
+}
+
+void Runtime::LimitCapacity(int id, uint64_t bytes) {
+  Device& d = device(id);
+  uint64_t total = pool(id).GetRoom().total;
+  {
+    std::lock_guard lock(d.tenant_mu);
+    if (!d.tenant_has.empty()) pool(id).Give(d.tenant_has, true);
+    d.tenant_has.clear();
+    d.tenant_wants = bytes >= total ? 0 : (total - bytes) / kChunk * kChunk;
+    d.has_tenant = d.tenant_wants > 0;
+  }
+  FeedTenant(id);
+}
+
+void Runtime::FeedTenant(int id) {
+  Device& d = device(id);
+  if (!d.has_tenant.load(std::memory_order_relaxed)) return;
+  DevicePool& from = pool(id);
+  std::lock_guard lock(d.tenant_mu);
+  std::vector<Extent> taken;
+  while (d.tenant_wants > 0) {
+    uint64_t bytes = std::min(d.tenant_wants, from.GetRoom().free_huge);
+    if (bytes == 0 || !from.Take(bytes, true, &taken)) return;
+    d.tenant_has.insert(d.tenant_has.end(), taken.begin(), taken.end());
+    d.tenant_wants -= bytes;
+  }
 }
 
 std::vector<Leak> Runtime::LeaksOf(int id) {
   std::vector<Leak> leaks;
   ranges.ForEach([&](const Range& range) {
     if (range.cls == MemClass::kDevice && range.device == id) {
-      leaks.push_back({"device memory", id, range.base, range.bytes});
+      constexpr const char* kKinds[] = {"device memory", "mapped memory", "imported memory"};
+      leaks.push_back({kKinds[static_cast<int>(range.origin)], id, range.base, range.bytes, range.policy, range.stack});
     }
   });
+  VirtualMemory::Get().AddLeaks(id, &leaks);
+  // Nothing but memory can be given back on a lost device.
+  if (device(id).lost_noticed.load()) return leaks;
   for (auto& [handle, stream] : streams.Select([&](const Stream& s) { return s.device == id; })) {
     leaks.push_back({"stream", id, handle, 0});
   }
@@ -143,7 +186,7 @@ std::vector<Leak> Runtime::Leaks() {
   ranges.ForEach([&](const Range& range) {
     if (range.cls == MemClass::kDevice) return;
     const char* kind = range.cls == MemClass::kPinned ? "pinned memory" : "registered memory";
-    leaks.push_back({kind, -1, range.base, range.bytes});
+    leaks.push_back({kind, -1, range.base, range.bytes, -1, range.stack});
   });
   return leaks;
 }

@@ -13,11 +13,10 @@
 #include "core/config.h"
 #include "core/pool.h"
 #include "core/ranges.h"
+#include "core/shared_device.h"
 #include "core/stream.h"
 
 namespace aclemu {
-
-constexpr uint64_t kMaxEvents = 65536;  // per device
 
 struct Context {
   uint64_t handle;
@@ -34,9 +33,15 @@ struct Device {
   uint64_t set_count = 0;
   std::shared_ptr<Context> primary;
   std::unique_ptr<DevicePool> pool;
-  std::atomic<uint64_t> streams{0}, events{0};
   std::atomic<int32_t> next_stream_id{1};  // 0: the default streams
   std::atomic<uint64_t> peers{0};          // bit d: access to device d was enabled from here
+  std::atomic<bool> lost_noticed{false};   // pending work has ended because the device is lost
+  std::atomic<bool> lost_watched{false};   // a thread waits for other processes to lose it
+  std::mutex tenant_mu;                    // guards the next two
+  uint64_t tenant_wants = 0;               // memory that the limit of LimitCapacity takes away
+  std::vector<Extent> tenant_has;          // the part of it that was free so far, in whole chunks
+  std::atomic<bool> has_tenant{false};
+  std::atomic<bool> set_before{false};  // for the time model
 };
 
 struct ThreadState {
@@ -52,6 +57,8 @@ struct Leak {
   int device;
   uint64_t address;
   uint64_t bytes;
+  int policy = -1;
+  std::vector<void*> stack{};
 };
 
 // Objects by handle. A handle is a number shaped like an address where nothing is mapped; it is never used twice, so a
@@ -101,6 +108,7 @@ class Runtime {
   bool ValidDevice(int64_t id) const { return id >= 0 && id < visible_devices_; }
   Device& device(int id) { return devices_[static_cast<size_t>(id)]; }
   DevicePool& pool(int id);
+  SharedDevice& shared(int id) { return SharedDevice::Of(id); }
 
   static ThreadState& Thread();
   // The context of the calling thread; null if it has none or it is gone.
@@ -112,6 +120,18 @@ class Runtime {
   // Ends everything on a device whose handle is below the limit (somebody may set the device anew meanwhile), and its
   // memory. The caller holds no lock; the primary context was already taken out of the Device.
   void EndDevice(int id, uint64_t handle_limit);
+
+  // The device is gone, for every process: pending work ends with the code, and so does every later call.
+  void LoseDevice(int id, aclError code);
+  aclError LostCode(int id) { return shared(id).Lost(); }
+  // Ends the pending work of this process on a device that was lost, maybe by another process. The caller holds no
+  // lock.
+  void NoticeLost(int id);
+  bool AnyLost() const { return any_lost_.load(std::memory_order_relaxed); }
+  // As if somebody else held all but that many bytes of the device; what is in use now goes to him when it is freed.
+  void LimitCapacity(int id, uint64_t bytes);
+  // Before memory is taken or counted: lets the other one have what has become free.
+  void FeedTenant(int id);
 
   // A handle for the default stream, which NULL means as well.
   uint64_t DefaultStreamHandle(Context& context);
@@ -128,6 +148,8 @@ class Runtime {
   std::string init_config;  // guarded by init_mu; text of the first configuration
   bool was_init = false;    // guarded by init_mu
 
+  std::atomic<bool> capturing{false};  // some stream of the process records a graph
+
   RangeMap ranges;
   HandleTable<Context> contexts;
   HandleTable<Stream> streams;
@@ -137,11 +159,13 @@ class Runtime {
  private:
   Runtime();
   static void AfterForkInChild();
+  void WatchLost(int id);
 
   uint32_t visible_devices_;
   std::vector<Device> devices_;
   std::atomic<uint64_t> next_handle_{0x0acc'0000'0040ULL};
   std::atomic<bool> forked_child_{false};
+  std::atomic<bool> any_lost_{false};
 };
 
 }  // namespace aclemu

@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-#define ACLEMU_STATS_VERSION 1U
+#define ACLEMU_STATS_VERSION 2U
 
 /* Index of the four-element arrays: the direction of a copy. */
 enum { ACLEMU_H2H = 0, ACLEMU_H2D = 1, ACLEMU_D2H = 2, ACLEMU_D2D = 3 };
@@ -51,6 +51,9 @@ typedef struct aclemu_stats {
   uint64_t synchronizes;    /* stream, event and device waits */
   uint64_t violations;
   uint64_t faults_fired;
+  /* since version 2 */
+  uint64_t submit_blocked_ns; /* spent waiting for room in full queues */
+  uint64_t waited_ns;         /* spent in synchronize calls, real time */
 } aclemu_stats;
 
 /* 0, or -1 when the version is not known or struct_bytes does not fit it. */
@@ -74,11 +77,29 @@ typedef enum aclemu_class {
 } aclemu_class;
 int aclemu_ptr_class(const void* ptr);
 
-/* Adds fault rules in the form of ACLEMU_FAULT; "" removes all rules. 0, or -1 when the text cannot be parsed. */
+/* Adds fault rules in the form of ACLEMU_FAULT or of the array "faults" of ACLEMU_CONFIG; "" removes all rules and ends
+ * all hangs. 0, or -1 when the text cannot be parsed; nothing is added then. */
 int aclemu_inject(const char* rules);
+
+/* Not 0: as if a stream of this process recorded a graph, in the mode that forbids others what is synchronous. */
+void aclemu_set_capture(int on);
 
 /* Name of the profile in force: "8.1", "master", "strictest" ... */
 const char* aclemu_profile(void);
+
+/* Calls of one ACL function since start or the last aclemu_reset_stats, failed ones too: the n of "name@n" for its last
+ * call. "any" counts all functions. UINT64_MAX when there is no such function. */
+uint64_t aclemu_calls(const char* name);
+
+/* ACLEMU_SCHED=manual: runs the next task of the stream, or with NULL of the first stream that can run one. 1 when a
+ * task ran, 0 when there was none that could, -1 when the mode or the stream is wrong. */
+int aclemu_step(void* stream);
+
+/* The clock of the time model in ns: CLOCK_MONOTONIC, or the virtual one. */
+uint64_t aclemu_model_now_ns(void);
+/* A parameter of the time model in force, e.g. "h2d_gbps" (10^9 bytes per second) or "malloc_small_us";
+ * docs/emulator.md lists them. Negative when there is none of that name. */
+double aclemu_model_param(const char* name);
 
 #ifdef __cplusplus
 }

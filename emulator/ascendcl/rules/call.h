@@ -1,11 +1,15 @@
 // The frame of every API function: what is checked before its body and noted after it, and the checks bodies share.
 #pragma once
 #include <cerrno>
+#include <cstring>
 #include <new>
 
 #include "core/fault.h"
+#include "core/model.h"
 #include "core/report.h"
 #include "core/runtime.h"
+#include "core/trace.h"
+#include "core/transfer.h"
 
 namespace aclemu {
 
@@ -14,10 +18,14 @@ namespace aclemu {
 
 enum class NeedsInit { kNo, kYes };
 
+// The device of a call, -1 when there is none.
+int DeviceOf(Runtime& runtime, const CallArgs& args);
+// Device loss and injected faults. 0 when the call may go on.
+aclError CheckHealth(Runtime& runtime, Api api, const CallArgs& args);
 // Rule S1: functions that wait, allocate or launch.
 bool ForbiddenInCallback(Api api);
 
-inline aclError BeforeCall(Api api, NeedsInit needs_init) {
+inline aclError BeforeCall(Api api, NeedsInit needs_init, const CallArgs& args) {
   Runtime& runtime = Runtime::Get();
   if (runtime.InForkedChild()) return Refuse(Rule::kT3, ACL_ERROR_RT_CONTEXT_NULL, "ACL used in a forked child");
   if (needs_init == NeedsInit::kYes && runtime.init_count.load(std::memory_order_relaxed) == 0) {
@@ -27,18 +35,19 @@ inline aclError BeforeCall(Api api, NeedsInit needs_init) {
   if (Runtime::Thread().in_callback && ForbiddenInCallback(api)) {
     return Refuse(Rule::kS1, ACL_ERROR_RT_PARAM_INVALID, "called inside a callback, where it can never end");
   }
-  aclError code = FaultPlan::Get().Check(Name(api));
-  return code == ACL_SUCCESS ? code : Fail(code, "injected fault");
+  return CheckHealth(runtime, api, args);
 }
 
 // Nothing is thrown across the C boundary; errno is overwritten, as a real runtime does.
 template <typename Body>
-aclError Call(Api api, NeedsInit needs_init, Body&& body) noexcept {
+aclError Call(Api api, NeedsInit needs_init, const CallArgs& args, Body&& body) noexcept {
   SetCurrentApi(api);
+  BeginCallTime();
+  Clock::time_point begin = TraceBegin();
   Bump(Stats().calls[static_cast<size_t>(api)]);
   aclError code;
   try {
-    code = BeforeCall(api, needs_init);
+    code = BeforeCall(api, needs_init, args);
     if (code == ACL_SUCCESS) code = body(Runtime::Get());
   } catch (const std::exception& error) {
     code = Fail(ACL_ERROR_BAD_ALLOC, "%s", error.what());
@@ -46,14 +55,34 @@ aclError Call(Api api, NeedsInit needs_init, Body&& body) noexcept {
   if (code != ACL_SUCCESS) {
     Bump(Stats().failed_calls[static_cast<size_t>(api)]);
     Runtime::Thread().last_error = code;
+    if (args.out != nullptr && Settings().poison_out) memset(args.out, 0xEE, args.out_bytes);
   }
+  Trace(api, args, begin, code);
   errno = ENOTTY;
   return code;
 }
 
 template <typename Body>
+aclError Call(Api api, NeedsInit needs_init, Body&& body) noexcept {
+  return Call(api, needs_init, CallArgs{}, std::forward<Body>(body));
+}
+
+template <typename Body>
+aclError Call(Api api, const CallArgs& args, Body&& body) noexcept {
+  return Call(api, NeedsInit::kYes, args, std::forward<Body>(body));
+}
+
+template <typename Body>
 aclError Call(Api api, Body&& body) noexcept {
-  return Call(api, NeedsInit::kYes, std::forward<Body>(body));
+  return Call(api, NeedsInit::kYes, CallArgs{}, std::forward<Body>(body));
+}
+
+// Names an output for ACLEMU_POISON_OUT.
+template <typename T>
+CallArgs Out(T* out, CallArgs args = {}) {
+  args.out = out;
+  args.out_bytes = sizeof(T);
+  return args;
 }
 
 inline aclError NullPointer(const char* what) {
@@ -79,8 +108,6 @@ aclError FindEvent(Runtime& runtime, aclrtEvent handle, std::shared_ptr<Event>* 
 // Event and stream of a call that queues something for both.
 aclError FindPair(Runtime& runtime, aclrtEvent event_handle, aclrtStream stream_handle, std::shared_ptr<Event>* event,
                   std::shared_ptr<Stream>* stream);
-// Whether it is done. Makes progress when streams are lazy, as time would on a device.
-bool QueryRecord(const std::shared_ptr<Record>& record);
 // All streams of the current device.
 aclError SynchronizeDevice(Runtime& runtime, Deadline deadline);
 // -1: for ever; anything below 1 else is refused.

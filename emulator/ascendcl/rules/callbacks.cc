@@ -1,6 +1,7 @@
 // Host code inside streams: host functions, and callbacks that a thread of the program fetches.
 #include <pthread.h>
 
+#include <chrono>
 #include <map>
 
 #include "rules/call.h"
@@ -56,8 +57,8 @@ struct Callbacks {
   }
 };
 
-// True when the time is over.
-bool WaitForChange(std::unique_lock<std::mutex>& lock, Deadline deadline) {
+// True when the time is over. By the wall clock: a thread that waits for callbacks does not move virtual time.
+bool WaitForChange(std::unique_lock<std::mutex>& lock, std::chrono::steady_clock::time_point deadline) {
   if (deadline != kForever) return Event::changed().wait_until(lock, deadline) == std::cv_status::timeout;
   Event::changed().wait(lock);
   return false;
@@ -82,6 +83,7 @@ void RunHostFunction(aclrtHostFunc fn, void* data) {
 bool PostReport(Subscriber& subscriber, const std::shared_ptr<Report>& report, bool* posted, bool block,
                 Deadline deadline, const Stop* stop) {
   std::unique_lock lock(Event::mutex());
+  Watch watch(deadline);
   if (!*posted && subscriber.streams > 0) {
     subscriber.queue.push_back(report);
     Event::changed().notify_all();
@@ -92,7 +94,7 @@ bool PostReport(Subscriber& subscriber, const std::shared_ptr<Report>& report, b
       std::erase(subscriber.queue, report);
       return false;
     }
-    if (WaitForChange(lock, deadline) && !report->done) return false;
+    if (deadline <= Clock::now() || (watch.Wait(Event::changed(), lock) && !report->done)) return false;
   }
   return true;
 }
@@ -138,30 +140,9 @@ aclError Unsubscribe(uint64_t thread, const std::shared_ptr<Stream>& stream) {
   return ACL_SUCCESS;
 }
 
-// Lazy streams run what leads to a report now, since somebody waits for it.
-void PushLazyStreams(uint64_t thread, const Subscriber& subscriber) {
-  if (Settings().sched != Sched::kLazy) return;
-  std::vector<std::shared_ptr<Stream>> streams;
-  {
-    std::lock_guard lock(Event::mutex());
-    for (auto& [stream, use] : Callbacks::Get().streams) {
-      if (use.thread != thread) continue;
-      if (auto live = stream.lock()) streams.push_back(std::move(live));
-    }
-  }
-  auto waiting = [&] {
-    std::lock_guard lock(Event::mutex());
-    return subscriber.queue.empty();
-  };
-  for (auto& stream : streams) {
-    for (size_t i = 0; i < Settings().soc->stream_depth && waiting() && !stream->Query(); ++i) {
-    }
-  }
-}
-
 aclError ProcessReport(int32_t ms) {
   if (ms == 0 || ms < -1) return Fail(ACL_ERROR_INVALID_PARAM, "timeout %d", ms);
-  Deadline deadline = ms == -1 ? kForever : Clock::now() + std::chrono::milliseconds(ms);
+  auto deadline = ms == -1 ? kForever : std::chrono::steady_clock::now() + std::chrono::milliseconds(ms);
   auto thread = static_cast<uint64_t>(pthread_self());
   std::shared_ptr<Subscriber> subscriber;
   {
@@ -172,9 +153,15 @@ aclError ProcessReport(int32_t ms) {
     }
     subscriber = found->second;
   }
-  PushLazyStreams(thread, *subscriber);
   std::unique_lock lock(Event::mutex());
   while (subscriber->queue.empty()) {
+    // Streams without a thread run what leads to a report now, since somebody waits for it.
+    uint64_t before = Progress();
+    lock.unlock();
+    bool may_step = StepStreams();
+    lock.lock();
+    if (!subscriber->queue.empty()) break;
+    if (may_step && Progress() != before && std::chrono::steady_clock::now() < deadline) continue;
     if (WaitForChange(lock, deadline) && subscriber->queue.empty()) {
       return Fail(ACL_ERROR_RT_REPORT_TIMEOUT, "no callback within %d ms", ms);
     }
@@ -186,6 +173,7 @@ aclError ProcessReport(int32_t ms) {
     RunInCallback(report->fn, report->data);
     lock.lock();
     report->done = true;
+    NoteProgress();
     Event::changed().notify_all();
   }
   return ACL_SUCCESS;
@@ -204,13 +192,18 @@ bool ForbiddenInCallback(Api api) {
     case Api::aclrtProcessReport:
     case Api::aclrtResetDevice:
     case Api::aclrtResetDeviceForce:
+    case Api::aclrtDestroyContext:
     case Api::aclrtDestroyStream:
+    case Api::aclrtDestroyStreamForce:
+    case Api::aclrtStreamAbort:
+    case Api::aclrtStreamStop:
     case Api::aclrtMalloc:
     case Api::aclrtMallocAlign32:
     case Api::aclrtMallocCached:
     case Api::aclrtMallocWithCfg:
     case Api::aclrtMallocHost:
     case Api::aclrtMallocHostWithCfg:
+    case Api::aclrtMallocPhysical:
     case Api::aclrtFreeWithDevSync:
     case Api::aclrtFreeHostWithDevSync:
     case Api::aclrtMemcpy:
@@ -236,7 +229,7 @@ bool ForbiddenInCallback(Api api) {
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtSubscribeReport(uint64_t thread, aclrtStream handle) {
-  return Call(Api::aclrtSubscribeReport, [&](Runtime& runtime) {
+  return Call(Api::aclrtSubscribeReport, {.stream = handle, .has_stream = true}, [&](Runtime& runtime) {
     if (thread == 0) return Fail(ACL_ERROR_INVALID_PARAM, "thread 0");
     std::shared_ptr<Stream> stream;
     ACLEMU_TRY(FindOwnStream(runtime, handle, &stream));
@@ -245,7 +238,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtSubscribeReport(uint64_t thread, aclrtSt
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtUnSubscribeReport(uint64_t thread, aclrtStream handle) {
-  return Call(Api::aclrtUnSubscribeReport, [&](Runtime& runtime) {
+  return Call(Api::aclrtUnSubscribeReport, {.stream = handle, .has_stream = true}, [&](Runtime& runtime) {
     std::shared_ptr<Stream> stream;
     ACLEMU_TRY(FindOwnStream(runtime, handle, &stream));
     return Unsubscribe(thread, stream);
@@ -258,7 +251,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtProcessReport(int32_t ms) {
 
 ACLEMU_ENTRY(aclError)
 aclemu_impl_aclrtLaunchCallback(aclrtCallback fn, void* data, aclrtCallbackBlockType type, aclrtStream handle) {
-  return Call(Api::aclrtLaunchCallback, [&](Runtime& runtime) {
+  return Call(Api::aclrtLaunchCallback, {.a = data, .stream = handle, .has_stream = true}, [&](Runtime& runtime) {
     if (fn == nullptr) return NullPointer("fn");
     if (type != ACL_CALLBACK_NO_BLOCK && type != ACL_CALLBACK_BLOCK) {
       return Fail(ACL_ERROR_INVALID_PARAM, "block type %d", static_cast<int>(type));
@@ -282,7 +275,7 @@ aclemu_impl_aclrtLaunchCallback(aclrtCallback fn, void* data, aclrtCallbackBlock
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtLaunchHostFunc(aclrtStream handle, aclrtHostFunc fn, void* data) {
-  return Call(Api::aclrtLaunchHostFunc, [&](Runtime& runtime) {
+  return Call(Api::aclrtLaunchHostFunc, {.a = data, .stream = handle, .has_stream = true}, [&](Runtime& runtime) {
     if (fn == nullptr) return NullPointer("fn");
     std::shared_ptr<Stream> stream;
     ACLEMU_TRY(FindOwnStream(runtime, handle, &stream));

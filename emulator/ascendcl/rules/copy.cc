@@ -1,12 +1,22 @@
 // Copies and fills: argument rules, then the bytes or a task.
 #include "rules/copy.h"
 
+#include "core/virtual_memory.h"
+#include "rules/sharing.h"
+
 namespace aclemu {
 
 aclError CheckInside(const Place& place, const char* what, uint64_t bytes) {
   auto* at = reinterpret_cast<void*>(place.addr);
   auto size = static_cast<unsigned long long>(bytes);
-  if (place.cls == MemClass::kDeadDevice) {
+  // In virtual memory the rest of the addresses is reserved, but nothing is mapped there.
+  bool is_virtual = place.range != nullptr && place.range->origin == Origin::kVirtual;
+  if (place.cls == MemClass::kDeadDevice || (is_virtual && bytes > place.room)) {
+    bool reserved = is_virtual || VirtualMemory::Get().IsReserved(place.addr);
+    if (reserved) {
+      return Refuse(Rule::kV1, ACL_ERROR_RT_PARAM_INVALID, "%s %p + %llu is not all mapped on one device", what, at,
+                    size);
+    }
     return Refuse(Rule::kC5, ACL_ERROR_RT_PARAM_INVALID, "%s %p is in no live device block", what, at);
   }
   if (bytes <= place.room) return ACL_SUCCESS;
@@ -59,7 +69,7 @@ bool KindFits(aclrtMemcpyKind kind, Direction direction) {
 
 aclError CheckPeers(Runtime& runtime, const Place& dst, const Place& src) {
   int to = dst.range->device, from = src.range->device;
-  if (to == from) return ACL_SUCCESS;
+  if (to == from || ReachableByShare(dst, src)) return ACL_SUCCESS;
   bool both = (runtime.device(to).peers.load() >> from & 1) != 0 && (runtime.device(from).peers.load() >> to & 1) != 0;
   if (both) return ACL_SUCCESS;
   return Refuse(Rule::kC11, ACL_ERROR_RT_PARAM_INVALID, "peer access between %d and %d is not enabled both ways", from,
@@ -69,6 +79,7 @@ aclError CheckPeers(Runtime& runtime, const Place& dst, const Place& src) {
 }  // namespace
 
 aclError CheckRoute(Runtime& runtime, aclrtMemcpyKind kind, const Place& dst, const Place& src, Rule kind_rule) {
+  ACLEMU_TRY(CheckImported(dst, src, kind, kind_rule == Rule::kC2));
   Direction direction = DirectionOf(dst, src);
   if (!KindFits(kind, direction) && !(kind_rule == Rule::kC2 && Settings().release->corrects_kind)) {
     ACLEMU_TRY(Strict(kind_rule, ACL_ERROR_RT_PARAM_INVALID, "kind %d but the addresses say %s", static_cast<int>(kind),
@@ -93,14 +104,10 @@ aclError CheckPlaces(Runtime& runtime, const CopyCall& call, const Place& dst, c
 }
 
 aclError CopyNow(const Place& dst, const Place& src, uint64_t bytes) {
-  Direction direction = DirectionOf(dst, src);
-  aclError fault = FaultPlan::Get().Check(Name(direction));
-  if (fault != ACL_SUCCESS) return Fail(fault, "injected fault");
-  ACLEMU_TRY(CopyBytes(dst, src, bytes));
-  Bump(Stats().sync_copies[static_cast<int>(direction)]);
-  Bump(Stats().sync_bytes[static_cast<int>(direction)], bytes);
-  if (dst.cls == MemClass::kPageable || src.cls == MemClass::kPageable) Bump(Stats().pageable_copies);
-  return ACL_SUCCESS;
+  ACLEMU_TRY(CheckSynchronous(dst, &src, bytes));
+  Outcome outcome = RunCopy({dst, src, bytes, CurrentApi(), false, -1, DueOnce(Model().sync_copy_us), nullptr});
+  ChargeUntil(outcome.end);
+  return outcome.code == ACL_SUCCESS ? ACL_SUCCESS : Fail(outcome.code, "the copy failed");
 }
 
 aclError CheckAligned(const Place& dst, const Place& src) {
@@ -111,6 +118,11 @@ aclError CheckAligned(const Place& dst, const Place& src) {
   return Strict(Rule::kC8, ACL_ERROR_RT_ADDR_UNALIGNED, "an asynchronous copy needs 64 byte aligned ends");
 }
 
+aclError CheckCapture(Runtime& runtime) {
+  if (!runtime.capturing.load()) return ACL_SUCCESS;
+  return Refuse(Rule::kG1, ACL_ERROR_RT_CAPTURE_MODE_NOT_SUPPORT, "synchronous while a stream is being captured");
+}
+
 bool IsPageable(const Place& dst, const Place& src) {
   return dst.cls == MemClass::kPageable || src.cls == MemClass::kPageable;
 }
@@ -119,6 +131,7 @@ aclError CheckPageable(aclrtMemcpyKind kind, const Place& dst, const Place& src,
   if (!Settings().pageable_sync) {
     ACLEMU_TRY(Strict(Rule::kC7, ACL_ERROR_RT_PARAM_INVALID, "asynchronous copy of pageable memory"));
   }
+  ACLEMU_TRY(CheckImported(dst, src, kind, true));
   Direction direction = DirectionOf(dst, src);
   // A device copy that names pageable memory is not noticed before it runs, and fails there.
   *now = kind != ACL_MEMCPY_DEVICE_TO_DEVICE;
@@ -128,12 +141,19 @@ aclError CheckPageable(aclrtMemcpyKind kind, const Place& dst, const Place& src,
 }
 
 aclError DrainForPageable(Stream& stream) {
+  if (Runtime::Get().capturing.load()) {
+    return Refuse(Rule::kG1, Settings().release->capture_pageable, "pageable memory while a stream is being captured");
+  }
   ACLEMU_TRY(stream.Synchronize(kForever));
   Bump(Stats().pageable_async_fallbacks);
   return ACL_SUCCESS;
 }
 
 aclError SubmitCopy(Stream& stream, const Place& dst, const Place& src, uint64_t bytes) {
+  FaultAction fault =
+      FaultPlan::Get().Check({FaultPoint::Moment::kSubmit, CurrentApi(), static_cast<int>(DirectionOf(dst, src)),
+                              stream.device, bytes, stream.number});
+  if (fault.code != ACL_SUCCESS) return Fail(fault.code, "injected fault");
   Task task{};
   task.kind = Task::Kind::kCopy;
   task.dst = dst;
@@ -190,6 +210,7 @@ aclError CheckFill(Runtime& runtime, void* ptr, size_t max_count, size_t count, 
     return Fail(ACL_ERROR_RT_PARAM_INVALID, "%p is not memory of ACL", ptr);
   }
   ACLEMU_TRY(CheckInside(*place, "devPtr", count));
+  ACLEMU_TRY(CheckImported(*place, *place, ACL_MEMCPY_DEFAULT, false));
   return CheckRoom(*place, max_count);
 }
 
@@ -197,12 +218,13 @@ aclError CheckFill(Runtime& runtime, void* ptr, size_t max_count, size_t count, 
 
 ACLEMU_ENTRY(aclError)
 aclemu_impl_aclrtMemcpy(void* dst, size_t dest_max, const void* src, size_t count, aclrtMemcpyKind kind) {
-  return Call(Api::aclrtMemcpy, [&](Runtime& runtime) {
+  return Call(Api::aclrtMemcpy, {.a = dst, .b = src, .bytes = count}, [&](Runtime& runtime) {
     if (IsEmptyAndFine(count)) return ACL_SUCCESS;
     CopyCall call{dst, dest_max, src, count, kind};
     ACLEMU_TRY(CheckArguments(call));
     if (dst == src) return ACL_SUCCESS;
     ACLEMU_TRY(NeedContext());
+    ACLEMU_TRY(CheckCapture(runtime));
     Place to = runtime.ranges.Find(dst), from = runtime.ranges.Find(src);
     ACLEMU_TRY(CheckPlaces(runtime, call, to, from, Rule::kC1));
     return CopyNow(to, from, count);
@@ -212,16 +234,21 @@ aclemu_impl_aclrtMemcpy(void* dst, size_t dest_max, const void* src, size_t coun
 ACLEMU_ENTRY(aclError)
 aclemu_impl_aclrtMemcpyAsync(void* dst, size_t dest_max, const void* src, size_t count, aclrtMemcpyKind kind,
                              aclrtStream stream) {
-  return Call(Api::aclrtMemcpyAsync,
+  return Call(Api::aclrtMemcpyAsync, {.a = dst, .b = src, .bytes = count, .stream = stream, .has_stream = true},
               [&](Runtime& runtime) { return CopyAsync(runtime, {dst, dest_max, src, count, kind}, stream); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMemset(void* ptr, size_t max_count, int32_t value, size_t count) {
-  return Call(Api::aclrtMemset, [&](Runtime& runtime) {
+  return Call(Api::aclrtMemset, {.a = ptr, .bytes = count}, [&](Runtime& runtime) {
     if (IsEmptyAndFine(count)) return ACL_SUCCESS;
     Place place;
     ACLEMU_TRY(CheckFill(runtime, ptr, max_count, count, &place));
-    SetBytes(place, static_cast<uint8_t>(value), count);
+    ACLEMU_TRY(CheckCapture(runtime));
+    ACLEMU_TRY(CheckSynchronous(place, nullptr, count));
+    Outcome outcome = RunFill({place, place, count, CurrentApi(), false, -1, DueOnce(Model().sync_copy_us), nullptr},
+                              static_cast<uint8_t>(value));
+    ChargeUntil(outcome.end);
+    ACLEMU_TRY(outcome.code);
     Bump(Stats().memsets);
     return ACL_SUCCESS;
   });
@@ -229,7 +256,8 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMemset(void* ptr, size_t max_count, int3
 
 ACLEMU_ENTRY(aclError)
 aclemu_impl_aclrtMemsetAsync(void* ptr, size_t max_count, int32_t value, size_t count, aclrtStream handle) {
-  return Call(Api::aclrtMemsetAsync, [&](Runtime& runtime) {
+  const CallArgs args{.a = ptr, .bytes = count, .stream = handle, .has_stream = true};
+  return Call(Api::aclrtMemsetAsync, args, [&](Runtime& runtime) {
     if (IsEmptyAndFine(count)) return ACL_SUCCESS;
     Task task{};
     task.kind = Task::Kind::kSet;

@@ -14,10 +14,14 @@ struct CopyCall {
 
 // What can be said without looking at the places; in the order of the runtime.
 aclError CheckArguments(const CopyCall& call);
-// Kind against addresses, and peer access between devices.
+// What imported memory may be used for, kind against addresses, and peer access between devices. kind_rule: C2 for
+// asynchronous copies, C1 for others and batches.
 aclError CheckRoute(Runtime& runtime, aclrtMemcpyKind kind, const Place& dst, const Place& src, Rule kind_rule);
 // What synchronous and asynchronous copies demand of the places, with the above.
 aclError CheckPlaces(Runtime& runtime, const CopyCall& call, const Place& dst, const Place& src, Rule kind_rule);
+
+// Rule G1: nothing synchronous while a graph is being captured.
+aclError CheckCapture(Runtime& runtime);
 
 // For asynchronous copies. Rule C8.
 aclError CheckAligned(const Place& dst, const Place& src);
@@ -27,6 +31,7 @@ aclError CheckPageable(aclrtMemcpyKind kind, const Place& dst, const Place& src,
 aclError DrainForPageable(Stream& stream);
 
 aclError CopyNow(const Place& dst, const Place& src, uint64_t bytes);
+// With the faults of a direction that were asked for at the call.
 aclError SubmitCopy(Stream& stream, const Place& dst, const Place& src, uint64_t bytes);
 
 }  // namespace aclemu

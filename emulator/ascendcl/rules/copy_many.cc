@@ -110,6 +110,8 @@ aclError CheckBatch(Runtime& runtime, const BatchCall& call, std::vector<Move>* 
 aclError Batch(Runtime& runtime, const BatchCall& call, size_t* fail_index) {
   std::vector<Move> moves;
   ACLEMU_TRY(CheckBatch(runtime, call, &moves, fail_index));
+  *fail_index = SIZE_MAX;
+  ACLEMU_TRY(CheckCapture(runtime));
   for (size_t i = moves.size(); i-- > 0;) {
     *fail_index = i;
     ACLEMU_TRY(CopyNow(moves[i].dst, moves[i].src, moves[i].bytes));
@@ -274,6 +276,7 @@ aclemu_impl_aclrtMemcpy2d(void* dst, size_t dst_pitch, const void* src, size_t s
     PlaneCall call{dst, dst_pitch, src, src_pitch, width, height, kind};
     Place to, from;
     ACLEMU_TRY(CheckPlane(runtime, call, Rule::kC1, &to, &from));
+    ACLEMU_TRY(CheckCapture(runtime));
     return EachRow(call, to, from, CopyNow);
   });
 }

@@ -1,12 +1,18 @@
 // Device memory, pinned and registered host memory, pointer queries.
+#include <dlfcn.h>
+#include <execinfo.h>
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cstring>
+#include <mutex>
+#include <set>
 #include <vector>
 
 #include "rules/memory.h"
+#include "rules/sharing.h"
 
 namespace aclemu {
 namespace {
@@ -39,6 +45,43 @@ Pages Choose(aclrtMemMallocPolicy policy, uint64_t padded) {
   }
 }
 
+// Of the begin of a block.
+uint64_t AlignmentOf(const Range& block) {
+  if (!block.huge) return kPage;
+  return block.paged % kGiantPage == 0 ? kGiantPage : kChunk;
+}
+
+// Where the program called the ACL function that runs now: the first return address outside the emulator.
+void* CallSite() {
+  void* frames[16];
+  int count = backtrace(frames, 16);
+  for (int i = 1; i < count; ++i) {
+    Dl_info info{};
+    if (dladdr(frames[i], &info) == 0 || info.dli_fname == nullptr) return frames[i];
+    bool ours = false;
+    for (const char* name : {"libaclemu_core.so", "libascendcl.so", "libacl_rt.so"}) {
+      ours = ours || strstr(info.dli_fname, name) != nullptr;
+    }
+    if (!ours) return frames[i];
+  }
+  return nullptr;
+}
+
+// Rule M4: the padding alone costs such a block another large page.
+void AdviseOnSize(size_t size, aclrtMemMallocPolicy policy, uint64_t padding) {
+  if (size % kChunk != 0 || padding == 0) return;
+  Pages pages = Choose(policy, size + padding);
+  if (pages != Pages::kHuge && pages != Pages::kHugeElseNormal) return;
+  static std::mutex* const mutex = new std::mutex;
+  static auto* const sites = new std::set<void*>;
+  bool first;
+  {
+    std::lock_guard lock(*mutex);
+    first = sites->insert(CallSite()).second;
+  }
+  Advise(Rule::kM4, first, "%zu bytes take a page of 2 MiB more than they need; aclrtMallocAlign32 does not", size);
+}
+
 // Fills in where the bytes of the block live. False when the device is full.
 bool TakePages(DevicePool& pool, Pages pages, uint64_t padded, Range* block) {
   block->huge = pages != Pages::kNormal;
@@ -55,6 +98,39 @@ bool TakePages(DevicePool& pool, Pages pages, uint64_t padded, Range* block) {
   return true;
 }
 
+aclError Malloc(Runtime& runtime, void** out, size_t size, aclrtMemMallocPolicy policy, uint64_t padding) {
+  if (out == nullptr) return NullPointer("devPtr");
+  if (size == 0) return Fail(ACL_ERROR_INVALID_PARAM, "size 0");
+  AdviseOnSize(size, policy, padding);
+  ACLEMU_TRY(NeedContext());
+  int device = Runtime::Current()->device;
+  DevicePool& pool = runtime.pool(device);
+  runtime.FeedTenant(device);
+  auto block = std::make_shared<Range>(MemClass::kDevice, 0, size);
+  block->device = device;
+  block->policy = static_cast<int>(policy);
+  block->stack = CaptureStack();
+  bool fits = size <= Settings().hbm_bytes;
+  if (fits) {
+    uint64_t rounded = AlignUp(size, 32);
+    Pages pages = Choose(policy, rounded + padding);
+    fits = TakePages(pool, pages, pages == Pages::kHuge1G ? rounded : rounded + padding, block.get());
+  }
+  if (fits) block->base = runtime.ranges.ReserveAddresses(device, block->paged, AlignmentOf(*block));
+  if (!fits || block->base == 0) {
+    Bump(Stats().device_allocs_failed);
+    return Fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "device %d has no room for %zu bytes", device, size);
+  }
+  if (Settings().poison) {
+    for (const Extent& extent : block->extents) Fill(pool.At(extent.offset), extent.bytes, 0xA5);
+  }
+  ChargeMalloc(block->bytes);
+  *out = reinterpret_cast<void*>(block->base);
+  if (!runtime.ranges.Insert(std::move(block))) Broken("a fresh device address is taken");
+  Bump(Stats().device_allocs);
+  return ACL_SUCCESS;
+}
+
 // Takes a block out of the map if it has the class and no queued task uses it.
 aclError Release(Runtime& runtime, void* ptr, MemClass cls, Rule in_flight_rule, aclError unknown,
                  std::shared_ptr<Range>* out) {
@@ -66,6 +142,11 @@ aclError Release(Runtime& runtime, void* ptr, MemClass cls, Rule in_flight_rule,
     return users == 0;
   };
   *out = runtime.ranges.Remove(base, idle);
+  if (*out == nullptr && users > 0 && runtime.AnyLost()) {
+    // Tasks of a lost device let go in a moment.
+    Pause(Clock::now() + std::chrono::seconds(1),
+          [&] { return (*out = runtime.ranges.Remove(base, idle)) != nullptr; });
+  }
   if (*out == nullptr && users > 0) {
     ACLEMU_TRY(Strict(in_flight_rule, ACL_ERROR_RT_PARAM_INVALID, "%u queued tasks still use %p", users, ptr));
     *out = runtime.ranges.Remove(base, [&](const Range& range) { return range.cls == cls; });
@@ -121,14 +202,17 @@ aclError RegisterHost(Runtime& runtime, void* ptr, uint64_t size, std::shared_pt
   }
   if (!IsMapped(base, size)) return Fail(ACL_ERROR_RT_PARAM_INVALID, "%p: not all pages are mapped", ptr);
   *out = std::make_shared<Range>(MemClass::kRegistered, base, size);
+  (*out)->stack = CaptureStack();
   if (!runtime.ranges.Insert(*out)) {
     return Fail(ACL_ERROR_RT_HOST_MEMORY_ALREADY_REGISTERED, "%p overlaps pinned or registered memory", ptr);
   }
+  ChargePin(size);
   Bump(Stats().host_registers);
   return ACL_SUCCESS;
 }
 
 aclError MemInfo(Runtime& runtime, aclrtMemAttr attr, size_t* free_bytes, size_t* total) {
+  runtime.FeedTenant(Runtime::Current()->device);
   DevicePool::Room room = runtime.pool(Runtime::Current()->device).GetRoom();
   uint64_t total_huge = room.total - room.total_normal;
   // Either kind of memory answers to its own names only, and to those without a kind.
@@ -154,6 +238,12 @@ aclError MemInfo(Runtime& runtime, aclrtMemAttr attr, size_t* free_bytes, size_t
       *free_bytes = room.free_normal;
       *total = room.total_normal;
       return ACL_SUCCESS;
+    case ACL_HBM_MEM_HUGE1G:
+    case ACL_MEM_HUGE1G:
+      if (attr != ACL_MEM_HUGE1G && !hbm) break;
+      *free_bytes = room.free_huge / kGiantPage * kGiantPage;
+      *total = total_huge / kGiantPage * kGiantPage;
+      return ACL_SUCCESS;
     default:
       break;
   }
@@ -166,36 +256,14 @@ aclError MemInfo(Runtime& runtime, aclrtMemAttr attr, size_t* free_bytes, size_t
 }  // namespace
 
 aclError MallocDevice(Runtime& runtime, void** out, size_t size, aclrtMemMallocPolicy policy, uint64_t padding) {
-  if (out == nullptr) return NullPointer("devPtr");
-  if (size == 0) return Fail(ACL_ERROR_INVALID_PARAM, "size 0");
-  ACLEMU_TRY(NeedContext());
-  int device = Runtime::Current()->device;
-  DevicePool& pool = runtime.pool(device);
-  auto block = std::make_shared<Range>(MemClass::kDevice, 0, size);
-  block->device = device;
-  bool fits = size <= Settings().hbm_bytes;
-  if (fits) {
-    uint64_t rounded = AlignUp(size, 32);
-    Pages pages = Choose(policy, rounded + padding);
-    fits = TakePages(pool, pages, pages == Pages::kHuge1G ? rounded : rounded + padding, block.get());
-  }
-  if (fits) block->base = runtime.ranges.ReserveAddresses(device, block->paged, block->huge ? kChunk : kPage);
-  if (!fits || block->base == 0) {
-    Bump(Stats().device_allocs_failed);
-    return Fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "device %d has no room for %zu bytes", device, size);
-  }
-  if (Settings().poison) {
-    for (const Extent& extent : block->extents) Fill(pool.At(extent.offset), extent.bytes, 0xA5);
-  }
-  *out = reinterpret_cast<void*>(block->base);
-  if (!runtime.ranges.Insert(std::move(block))) Broken("a fresh device address is taken");
-  Bump(Stats().device_allocs);
-  return ACL_SUCCESS;
+  return Malloc(runtime, out, size, policy, padding);
 }
 
 aclError FreeDevice(Runtime& runtime, void* ptr) {
   std::shared_ptr<Range> block;
+  ACLEMU_TRY(CheckFree(runtime.ranges.Find(ptr)));
   ACLEMU_TRY(Release(runtime, ptr, MemClass::kDevice, Rule::kM2, ACL_ERROR_RT_PARAM_INVALID, &block));
+  ChargeFree(block->bytes);
   Bump(Stats().device_frees);
   return ACL_SUCCESS;
 }
@@ -209,12 +277,14 @@ aclError MallocHost(Runtime& runtime, void** ptr, size_t size) {
   if (map == nullptr) return Fail(ACL_ERROR_RT_MEMORY_ALLOCATION, "no pinned memory of %zu bytes", size);
   auto block = std::make_shared<Range>(MemClass::kPinned, reinterpret_cast<uintptr_t>(map), size);
   block->map = map;
+  block->stack = CaptureStack();
   block->map_bytes = bytes + kPage;
   if (Settings().poison) Fill(static_cast<std::byte*>(map), size, 0xA5);
   if (!runtime.ranges.Insert(std::move(block))) {
     // The program unmapped registered memory without unregistering it, and the system reused the addresses.
     return Refuse(Rule::kM1, ACL_ERROR_RT_MEMORY_ALLOCATION, "%p is registered but was unmapped", map);
   }
+  ChargePin(size);
   *ptr = map;
   Bump(Stats().host_allocs);
   return ACL_SUCCESS;
@@ -228,28 +298,29 @@ aclError FreeHost(Runtime& runtime, void* ptr) {
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMalloc(void** ptr, size_t size, aclrtMemMallocPolicy policy) {
-  return Call(Api::aclrtMalloc, [&](Runtime& runtime) {
-    return MallocDevice(runtime, ptr, size, policy, Settings().soc->malloc_padding);
-  });
+  return Call(Api::aclrtMalloc, Out(ptr, {.bytes = size}),
+              [&](Runtime& runtime) { return Malloc(runtime, ptr, size, policy, Settings().soc->malloc_padding); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMallocAlign32(void** ptr, size_t size, aclrtMemMallocPolicy policy) {
-  return Call(Api::aclrtMallocAlign32, [&](Runtime& runtime) { return MallocDevice(runtime, ptr, size, policy, 0); });
+  return Call(Api::aclrtMallocAlign32, Out(ptr, {.bytes = size}),
+              [&](Runtime& runtime) { return Malloc(runtime, ptr, size, policy, 0); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtFree(void* ptr) {
-  return Call(Api::aclrtFree, [&](Runtime& runtime) {
+  return Call(Api::aclrtFree, {.a = ptr}, [&](Runtime& runtime) {
     if (ptr == nullptr) return NullPointer("devPtr");
     return FreeDevice(runtime, ptr);
   });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMallocHost(void** ptr, size_t size) {
-  return Call(Api::aclrtMallocHost, [&](Runtime& runtime) { return MallocHost(runtime, ptr, size); });
+  return Call(Api::aclrtMallocHost, Out(ptr, {.bytes = size}),
+              [&](Runtime& runtime) { return MallocHost(runtime, ptr, size); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtFreeHost(void* ptr) {
-  return Call(Api::aclrtFreeHost, [&](Runtime& runtime) {
+  return Call(Api::aclrtFreeHost, {.a = ptr}, [&](Runtime& runtime) {
     if (ptr == nullptr) return NullPointer("hostPtr");
     return FreeHost(runtime, ptr);
   });
@@ -257,7 +328,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtFreeHost(void* ptr) {
 
 ACLEMU_ENTRY(aclError)
 aclemu_impl_aclrtHostRegister(void* ptr, uint64_t size, aclrtHostRegisterType type, void** device_ptr) {
-  return Call(Api::aclrtHostRegister, [&](Runtime& runtime) {
+  return Call(Api::aclrtHostRegister, {.a = ptr, .bytes = size}, [&](Runtime& runtime) {
     if (ptr == nullptr || device_ptr == nullptr) return NullPointer("ptr or devPtr");
     if (size == 0) return Fail(ACL_ERROR_INVALID_PARAM, "size 0");
     if (type != ACL_HOST_REGISTER_MAPPED) return Fail(ACL_ERROR_INVALID_PARAM, "type %d", static_cast<int>(type));
@@ -275,7 +346,7 @@ aclemu_impl_aclrtHostRegister(void* ptr, uint64_t size, aclrtHostRegisterType ty
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtHostRegisterV2(void* ptr, uint64_t size, uint32_t flag) {
-  return Call(Api::aclrtHostRegisterV2, [&](Runtime& runtime) {
+  return Call(Api::aclrtHostRegisterV2, {.a = ptr, .bytes = size}, [&](Runtime& runtime) {
     if (ptr == nullptr) return NullPointer("ptr");
     if (size == 0) return Fail(ACL_ERROR_INVALID_PARAM, "size 0");
     constexpr uint32_t kReserved = ACL_HOST_REG_IOMEMORY | ACL_HOST_REG_READONLY;
@@ -290,7 +361,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtHostRegisterV2(void* ptr, uint64_t size,
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtHostUnregister(void* ptr) {
-  return Call(Api::aclrtHostUnregister, [&](Runtime& runtime) {
+  return Call(Api::aclrtHostUnregister, {.a = ptr}, [&](Runtime& runtime) {
     if (ptr == nullptr) return NullPointer("ptr");
     ACLEMU_TRY(NeedContext());
     std::shared_ptr<Range> block;
@@ -302,7 +373,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtHostUnregister(void* ptr) {
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtPointerGetAttributes(const void* ptr, aclrtPtrAttributes* attributes) {
-  return Call(Api::aclrtPointerGetAttributes, [&](Runtime& runtime) {
+  return Call(Api::aclrtPointerGetAttributes, Out(attributes, {.a = ptr}), [&](Runtime& runtime) {
     if (ptr == nullptr || attributes == nullptr) return NullPointer("ptr or attributes");
     ACLEMU_TRY(NeedContext());
     Place place = runtime.ranges.Find(ptr);
@@ -331,7 +402,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtPointerGetAttributes(const void* ptr, ac
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtGetMemInfo(aclrtMemAttr attr, size_t* free_bytes, size_t* total) {
-  return Call(Api::aclrtGetMemInfo, [&](Runtime& runtime) {
+  return Call(Api::aclrtGetMemInfo, Out(free_bytes), [&](Runtime& runtime) {
     if (free_bytes == nullptr || total == nullptr) return NullPointer("free or total");
     if (static_cast<uint32_t>(attr) > ACL_MEM_P2P_HUGE1G) return Fail(ACL_ERROR_INVALID_PARAM, "attribute %d", attr);
     ACLEMU_TRY(NeedContext());

@@ -49,44 +49,48 @@ uintptr_t DeviceView(Runtime& runtime, const Range& registered) {
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMallocCached(void** ptr, size_t size, aclrtMemMallocPolicy policy) {
-  return Call(Api::aclrtMallocCached, [&](Runtime& runtime) {
+  return Call(Api::aclrtMallocCached, Out(ptr, {.bytes = size}), [&](Runtime& runtime) {
     return MallocDevice(runtime, ptr, size, policy, Settings().soc->malloc_padding);
   });
 }
 
 ACLEMU_ENTRY(aclError)
 aclemu_impl_aclrtMallocWithCfg(void** ptr, size_t size, aclrtMemMallocPolicy policy, aclrtMallocConfig* config) {
-  return Call(Api::aclrtMallocWithCfg, [&](Runtime& runtime) {
+  return Call(Api::aclrtMallocWithCfg, Out(ptr, {.bytes = size}), [&](Runtime& runtime) {
     ACLEMU_TRY(CheckConfig(config));
     return MallocDevice(runtime, ptr, size, policy, Settings().soc->malloc_padding);
   });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMallocHostWithCfg(void** ptr, uint64_t size, aclrtMallocConfig* config) {
-  return Call(Api::aclrtMallocHostWithCfg, [&](Runtime& runtime) {
+  return Call(Api::aclrtMallocHostWithCfg, Out(ptr, {.bytes = size}), [&](Runtime& runtime) {
     ACLEMU_TRY(CheckConfig(config));
     return MallocHost(runtime, ptr, size);
   });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtFreeWithDevSync(void* ptr) {
-  return Call(Api::aclrtFreeWithDevSync, [&](Runtime& runtime) { return SynchronizeThen(runtime, ptr, FreeDevice); });
+  return Call(Api::aclrtFreeWithDevSync, {.a = ptr},
+              [&](Runtime& runtime) { return SynchronizeThen(runtime, ptr, FreeDevice); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtFreeHostWithDevSync(void* ptr) {
-  return Call(Api::aclrtFreeHostWithDevSync, [&](Runtime& runtime) { return SynchronizeThen(runtime, ptr, FreeHost); });
+  return Call(Api::aclrtFreeHostWithDevSync, {.a = ptr},
+              [&](Runtime& runtime) { return SynchronizeThen(runtime, ptr, FreeHost); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMemFlush(void* ptr, size_t bytes) {
-  return Call(Api::aclrtMemFlush, [&](Runtime& runtime) { return CheckCached(runtime, ptr, bytes); });
+  return Call(Api::aclrtMemFlush, {.a = ptr, .bytes = bytes},
+              [&](Runtime& runtime) { return CheckCached(runtime, ptr, bytes); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMemInvalidate(void* ptr, size_t bytes) {
-  return Call(Api::aclrtMemInvalidate, [&](Runtime& runtime) { return CheckCached(runtime, ptr, bytes); });
+  return Call(Api::aclrtMemInvalidate, {.a = ptr, .bytes = bytes},
+              [&](Runtime& runtime) { return CheckCached(runtime, ptr, bytes); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtHostGetDevicePointer(void* ptr, void** device_ptr, uint32_t flag) {
-  return Call(Api::aclrtHostGetDevicePointer, [&](Runtime& runtime) {
+  return Call(Api::aclrtHostGetDevicePointer, Out(device_ptr, {.a = ptr}), [&](Runtime& runtime) {
     if (ptr == nullptr || device_ptr == nullptr) return NullPointer("pHost or pDevice");
     if (flag != 0) return Fail(ACL_ERROR_RT_PARAM_INVALID, "flag 0x%x", flag);
     ACLEMU_TRY(NeedContext());

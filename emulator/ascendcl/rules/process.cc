@@ -87,11 +87,13 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclInit(const char* config) {
     if (runtime.init_count.load() == 0) {
       runtime.init_config = std::move(text);
       runtime.init_count = 1;
+      Runtime::Thread().repeated_init = false;
       return ACL_SUCCESS;
     }
     if (config != nullptr && text != runtime.init_config) {
       return Fail(ACL_ERROR_INVALID_PARAM, "aclInit again with another configuration");
     }
+    Runtime::Thread().repeated_init = true;
     if (Settings().release->counts_init) runtime.init_count.fetch_add(1);
     return ACL_ERROR_REPEAT_INITIALIZE;
   });
@@ -101,6 +103,9 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclFinalize(void) {
   return Call(Api::aclFinalize, NeedsInit::kNo, [&](Runtime& runtime) {
     std::lock_guard lock(runtime.init_mu);
     if (runtime.init_count.load() == 0) return Fail(ACL_ERROR_REPEAT_FINALIZE, "not initialised");
+    if (Runtime::Thread().repeated_init) {
+      Strict(Rule::kI2, ACL_SUCCESS, "finalized by one whose aclInit was not the first");
+    }
     NoteLeaks(Rule::kI2, runtime.Leaks());
     runtime.init_count = 0;
     return ACL_SUCCESS;
@@ -123,7 +128,7 @@ ACLEMU_ENTRY(const char*) aclemu_impl_aclGetRecentErrMsg(void) {
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtGetDeviceCount(uint32_t* count) {
-  return Call(Api::aclrtGetDeviceCount, [&](Runtime& runtime) {
+  return Call(Api::aclrtGetDeviceCount, Out(count), [&](Runtime& runtime) {
     if (count == nullptr) return NullPointer("count");
     *count = runtime.device_count();
     return ACL_SUCCESS;
@@ -131,9 +136,11 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtGetDeviceCount(uint32_t* count) {
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtSetDevice(int32_t id) {
-  return Call(Api::aclrtSetDevice, [&](Runtime& runtime) {
+  return Call(Api::aclrtSetDevice, {.device = id}, [&](Runtime& runtime) {
     ACLEMU_TRY(NeedDevice(runtime, id));
     Device& device = runtime.device(id);
+    if (runtime.LostCode(id) != ACL_SUCCESS) return Fail(ACL_ERROR_RT_DEV_SETUP_ERROR, "device %d is lost", id);
+    ChargeSetDevice(device.set_before.exchange(true));
     std::shared_ptr<Context> primary;
     {
       std::lock_guard lock(device.mu);
@@ -151,15 +158,15 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtSetDevice(int32_t id) {
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtResetDevice(int32_t id) {
-  return Call(Api::aclrtResetDevice, [&](Runtime& runtime) { return Reset(runtime, id, false); });
+  return Call(Api::aclrtResetDevice, {.device = id}, [&](Runtime& runtime) { return Reset(runtime, id, false); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtResetDeviceForce(int32_t id) {
-  return Call(Api::aclrtResetDeviceForce, [&](Runtime& runtime) { return Reset(runtime, id, true); });
+  return Call(Api::aclrtResetDeviceForce, {.device = id}, [&](Runtime& runtime) { return Reset(runtime, id, true); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtGetDevice(int32_t* id) {
-  return Call(Api::aclrtGetDevice, [&](Runtime&) {
+  return Call(Api::aclrtGetDevice, Out(id), [&](Runtime&) {
     if (id == nullptr) return NullPointer("device");
     if (Runtime::Current() == nullptr) return Unbound();
     *id = Runtime::Current()->device;
@@ -180,7 +187,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtSynchronizeDeviceWithTimeout(int32_t ms)
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtCreateContext(aclrtContext* context, int32_t id) {
-  return Call(Api::aclrtCreateContext, [&](Runtime& runtime) {
+  return Call(Api::aclrtCreateContext, Out(context, {.device = id}), [&](Runtime& runtime) {
     if (context == nullptr) return NullPointer("context");
     ACLEMU_TRY(NeedDevice(runtime, id));
     auto created = runtime.NewContext(id, false);
@@ -217,7 +224,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtSetCurrentContext(aclrtContext handle) {
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtGetCurrentContext(aclrtContext* context) {
-  return Call(Api::aclrtGetCurrentContext, [&](Runtime&) {
+  return Call(Api::aclrtGetCurrentContext, Out(context), [&](Runtime&) {
     if (context == nullptr) return NullPointer("context");
     if (Runtime::Current() == nullptr) return Unbound();
     *context = reinterpret_cast<aclrtContext>(Runtime::Current()->handle);
@@ -226,16 +233,16 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtGetCurrentContext(aclrtContext* context)
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtQueryDeviceStatus(int32_t id, aclrtDeviceStatus* status) {
-  return Call(Api::aclrtQueryDeviceStatus, [&](Runtime& runtime) {
+  return Call(Api::aclrtQueryDeviceStatus, Out(status, {.device = id}), [&](Runtime& runtime) {
     if (status == nullptr) return NullPointer("status");
     ACLEMU_TRY(NeedDevice(runtime, id));
-    *status = ACL_RT_DEVICE_STATUS_NORMAL;
+    *status = runtime.LostCode(id) == ACL_SUCCESS ? ACL_RT_DEVICE_STATUS_NORMAL : ACL_RT_DEVICE_STATUS_ABNORMAL;
     return ACL_SUCCESS;
   });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtDeviceCanAccessPeer(int32_t* can, int32_t id, int32_t peer) {
-  return Call(Api::aclrtDeviceCanAccessPeer, [&](Runtime& runtime) {
+  return Call(Api::aclrtDeviceCanAccessPeer, Out(can), [&](Runtime& runtime) {
     if (can == nullptr) return NullPointer("canAccessPeer");
     if (id == peer) return Fail(ACL_ERROR_INVALID_PARAM, "device %d is no peer of itself", id);
     ACLEMU_TRY(NeedDevice(runtime, id));

@@ -1,6 +1,9 @@
 // The functions of aclemu.h: what tests may ask beyond ACL.
 #include "aclemu.h"
 
+#include <cstring>
+
+#include "core/model.h"
 #include "rules/call.h"
 
 namespace aclemu {
@@ -36,11 +39,15 @@ void FillLive(aclemu_stats* out) {
 using namespace aclemu;
 
 ACLEMU_ENTRY(int) aclemu_get_stats(aclemu_stats* out) {
-  if (out == nullptr || out->version != ACLEMU_STATS_VERSION || out->struct_bytes != sizeof(*out)) return -1;
+  if (out == nullptr) return -1;
+  uint32_t version = out->version, bytes = out->struct_bytes;
+  constexpr uint32_t kBytes1 = offsetof(aclemu_stats, submit_blocked_ns);
+  bool known = (version == 1 && bytes == kBytes1) || (version == ACLEMU_STATS_VERSION && bytes == sizeof(*out));
+  if (!known) return -1;
   const Counters& s = Stats();
   aclemu_stats r{};
-  r.version = ACLEMU_STATS_VERSION;
-  r.struct_bytes = sizeof(r);
+  r.version = version;
+  r.struct_bytes = bytes;
 #define FIELD(name) r.name = s.name.load();
   ACLEMU_COUNTERS(FIELD)
 #undef FIELD
@@ -52,7 +59,7 @@ ACLEMU_ENTRY(int) aclemu_get_stats(aclemu_stats* out) {
   }
   r.faults_fired = FaultPlan::Get().fired();
   FillLive(&r);
-  *out = r;
+  memcpy(out, &r, bytes);
   return 0;
 }
 
@@ -62,8 +69,10 @@ ACLEMU_ENTRY(void) aclemu_reset_stats(void) {
 
 ACLEMU_ENTRY(int64_t) aclemu_live_allocs(int32_t device) {
   int64_t count = 0;
-  Runtime::Get().ranges.ForEach(
-      [&](const Range& range) { count += range.cls == MemClass::kDevice && (device == -1 || range.device == device); });
+  Runtime::Get().ranges.ForEach([&](const Range& range) {
+    count +=
+        range.cls == MemClass::kDevice && range.origin == Origin::kMalloc && (device == -1 || range.device == device);
+  });
   return count;
 }
 
@@ -95,9 +104,47 @@ ACLEMU_ENTRY(int) aclemu_ptr_class(const void* ptr) {
   return ACLEMU_CLASS_PAGEABLE;
 }
 
+ACLEMU_ENTRY(void) aclemu_set_capture(int on) {
+  Runtime::Get().capturing = on != 0;
+}
+
 ACLEMU_ENTRY(int) aclemu_inject(const char* rules) {
   std::string why;
   if (rules != nullptr && FaultPlan::Get().Add(rules, &why)) return 0;
   Log("aclemu_inject: %s", why.c_str());
   return -1;
+}
+
+ACLEMU_ENTRY(uint64_t) aclemu_calls(const char* name) {
+  if (name == nullptr) return UINT64_MAX;
+  bool all = strcmp(name, "any") == 0;
+  uint64_t sum = 0;
+  for (size_t i = 0; i < static_cast<size_t>(Api::kCount); ++i) {
+    uint64_t calls = Stats().calls[i].load();
+    if (!all && strcmp(name, Name(static_cast<Api>(i))) == 0) return calls;
+    sum += calls;
+  }
+  return all ? sum : UINT64_MAX;
+}
+
+ACLEMU_ENTRY(int) aclemu_step(void* handle) {
+  if (Settings().sched != Sched::kManual) return -1;
+  if (handle != nullptr) {
+    auto stream = Runtime::Get().streams.Find(handle);
+    return stream == nullptr ? -1 : stream->Step();
+  }
+  for (const auto& stream : UsedStreams()) {
+    if (stream->Step()) return 1;
+  }
+  return 0;
+}
+
+ACLEMU_ENTRY(uint64_t) aclemu_model_now_ns(void) {
+  return static_cast<uint64_t>(Clock::now().time_since_epoch().count());
+}
+
+ACLEMU_ENTRY(double) aclemu_model_param(const char* name) {
+  double value = -1;
+  Settings();  // so that the knobs are applied
+  return name != nullptr && GetModelParam(name, &value) ? value : -1;
 }

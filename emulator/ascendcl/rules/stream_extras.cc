@@ -42,35 +42,36 @@ aclError NotOfEx(const Event& event) {
 }  // namespace
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtStreamGetId(aclrtStream stream, int32_t* id) {
-  return Call(Api::aclrtStreamGetId, [&](Runtime& runtime) {
+  return Call(Api::aclrtStreamGetId, Out(id, {.stream = stream, .has_stream = true}), [&](Runtime& runtime) {
     return ReadTrait(runtime, stream, id, [](const StreamTraits& traits) { return traits.id; });
   });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtStreamGetPriority(aclrtStream stream, uint32_t* priority) {
-  return Call(Api::aclrtStreamGetPriority, [&](Runtime& runtime) {
-    return ReadTrait(runtime, stream, priority, [](const StreamTraits& traits) { return traits.priority; });
-  });
+  return Call(Api::aclrtStreamGetPriority, Out(priority, {.stream = stream, .has_stream = true}),
+              [&](Runtime& runtime) {
+                return ReadTrait(runtime, stream, priority, [](const StreamTraits& traits) { return traits.priority; });
+              });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtStreamGetFlags(aclrtStream stream, uint32_t* flags) {
-  return Call(Api::aclrtStreamGetFlags, [&](Runtime& runtime) {
+  return Call(Api::aclrtStreamGetFlags, Out(flags, {.stream = stream, .has_stream = true}), [&](Runtime& runtime) {
     return ReadTrait(runtime, stream, flags, [](const StreamTraits& traits) { return traits.flags; });
   });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtGetStreamAvailableNum(uint32_t* count) {
-  return Call(Api::aclrtGetStreamAvailableNum, [&](Runtime& runtime) {
+  return Call(Api::aclrtGetStreamAvailableNum, Out(count), [&](Runtime& runtime) {
     if (count == nullptr) return NullPointer("streamCount");
     ACLEMU_TRY(NeedContext());
-    uint64_t limit = Settings().soc->max_streams, used = runtime.device(Runtime::Current()->device).streams.load();
+    uint64_t limit = Settings().soc->max_streams, used = runtime.shared(Runtime::Current()->device).StreamsInUse();
     *count = static_cast<uint32_t>(limit - std::min(limit, used));
     return ACL_SUCCESS;
   });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtCtxGetCurrentDefaultStream(aclrtStream* stream) {
-  return Call(Api::aclrtCtxGetCurrentDefaultStream, [&](Runtime& runtime) {
+  return Call(Api::aclrtCtxGetCurrentDefaultStream, Out(stream), [&](Runtime& runtime) {
     if (stream == nullptr) return NullPointer("stream");
     ACLEMU_TRY(NeedContext());
     *stream = reinterpret_cast<aclrtStream>(runtime.DefaultStreamHandle(*Runtime::Current()));
@@ -79,7 +80,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtCtxGetCurrentDefaultStream(aclrtStream* 
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtSetStreamFailureMode(aclrtStream handle, uint64_t mode) {
-  return Call(Api::aclrtSetStreamFailureMode, [&](Runtime& runtime) {
+  return Call(Api::aclrtSetStreamFailureMode, {.stream = handle, .has_stream = true}, [&](Runtime& runtime) {
     if (handle == nullptr) return NullPointer("stream");
     if (mode > ACL_STOP_ON_FAILURE)
       return Fail(ACL_ERROR_RT_PARAM_INVALID, "mode %llu", static_cast<unsigned long long>(mode));
@@ -96,7 +97,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtSetStreamFailureMode(aclrtStream handle,
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtStreamStop(aclrtStream handle) {
-  return Call(Api::aclrtStreamStop, [&](Runtime& runtime) {
+  return Call(Api::aclrtStreamStop, {.stream = handle, .has_stream = true}, [&](Runtime& runtime) {
     if (handle == nullptr) return NullPointer("stream");
     std::shared_ptr<Stream> stream;
     ACLEMU_TRY(FindOwnStream(runtime, handle, &stream));
@@ -106,7 +107,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtStreamStop(aclrtStream handle) {
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtStreamWaitEvent(aclrtStream stream, aclrtEvent event) {
-  return Call(Api::aclrtStreamWaitEvent, [&](Runtime& runtime) {
+  return Call(Api::aclrtStreamWaitEvent, {.a = event, .stream = stream, .has_stream = true}, [&](Runtime& runtime) {
     return WaitEvent(runtime, stream, event, std::chrono::seconds(default_wait_seconds.load()));
   });
 }
@@ -114,11 +115,12 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtStreamWaitEvent(aclrtStream stream, aclr
 // 0 and -1 take the limit of all waits.
 ACLEMU_ENTRY(aclError)
 aclemu_impl_aclrtStreamWaitEventWithTimeout(aclrtStream stream, aclrtEvent event, int32_t seconds) {
-  return Call(Api::aclrtStreamWaitEventWithTimeout, [&](Runtime& runtime) {
-    if (seconds < -1) return Fail(ACL_ERROR_RT_PARAM_INVALID, "timeout %d s", seconds);
-    uint32_t limit = seconds > 0 ? static_cast<uint32_t>(seconds) : default_wait_seconds.load();
-    return WaitEvent(runtime, stream, event, std::chrono::seconds(limit));
-  });
+  return Call(Api::aclrtStreamWaitEventWithTimeout, {.a = event, .stream = stream, .has_stream = true},
+              [&](Runtime& runtime) {
+                if (seconds < -1) return Fail(ACL_ERROR_RT_PARAM_INVALID, "timeout %d s", seconds);
+                uint32_t limit = seconds > 0 ? static_cast<uint32_t>(seconds) : default_wait_seconds.load();
+                return WaitEvent(runtime, stream, event, std::chrono::seconds(limit));
+              });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtSetOpWaitTimeout(uint32_t seconds) {
@@ -130,19 +132,19 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtSetOpWaitTimeout(uint32_t seconds) {
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtQueryEvent(aclrtEvent handle, aclrtEventStatus* status) {
-  return Call(Api::aclrtQueryEvent, [&](Runtime& runtime) {
+  return Call(Api::aclrtQueryEvent, Out(status, {.a = handle}), [&](Runtime& runtime) {
     if (status == nullptr) return NullPointer("status");
     std::shared_ptr<Event> event;
     ACLEMU_TRY(FindEvent(runtime, handle, &event));
     ACLEMU_TRY(NotOfEx(*event));
     auto record = event->last();
-    *status = record != nullptr && QueryRecord(record) ? ACL_EVENT_STATUS_COMPLETE : ACL_EVENT_STATUS_NOT_READY;
+    *status = record != nullptr && IsComplete(record) ? ACL_EVENT_STATUS_COMPLETE : ACL_EVENT_STATUS_NOT_READY;
     return ACL_SUCCESS;
   });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtQueryEventWaitStatus(aclrtEvent handle, aclrtEventWaitStatus* status) {
-  return Call(Api::aclrtQueryEventWaitStatus, [&](Runtime& runtime) {
+  return Call(Api::aclrtQueryEventWaitStatus, Out(status, {.a = handle}), [&](Runtime& runtime) {
     if (status == nullptr) return NullPointer("status");
     std::shared_ptr<Event> event;
     ACLEMU_TRY(FindEvent(runtime, handle, &event));
@@ -156,7 +158,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtQueryEventWaitStatus(aclrtEvent handle, 
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtEventGetTimestamp(aclrtEvent handle, uint64_t* us) {
-  return Call(Api::aclrtEventGetTimestamp, [&](Runtime& runtime) {
+  return Call(Api::aclrtEventGetTimestamp, Out(us, {.a = handle}), [&](Runtime& runtime) {
     if (us == nullptr) return NullPointer("timestamp");
     std::shared_ptr<Event> event;
     ACLEMU_TRY(FindEvent(runtime, handle, &event));

@@ -39,24 +39,6 @@ aclError FindPair(Runtime& runtime, aclrtEvent event_handle, aclrtStream stream_
 
 namespace {
 
-bool IsDone(Record& record) {
-  std::lock_guard lock(Event::mutex());
-  return record.done;
-}
-
-}  // namespace
-
-bool QueryRecord(const std::shared_ptr<Record>& record) {
-  if (IsDone(*record)) return true;
-  if (Settings().sched == Sched::kLazy) {
-    if (auto stream = record->stream.lock()) stream->Query();
-    return false;
-  }
-  return IsDone(*record);
-}
-
-namespace {
-
 constexpr uint32_t kEventFlags = ACL_EVENT_SYNC | ACL_EVENT_CAPTURE_STREAM_PROGRESS | ACL_EVENT_TIME_LINE |
                                  ACL_EVENT_DEVICE_USE_ONLY | ACL_EVENT_EXTERNAL | ACL_EVENT_IPC;
 constexpr uint32_t kStreamFlags = 0x3F;
@@ -72,8 +54,7 @@ aclError CreateStream(Runtime& runtime, aclrtStream* out, uint32_t priority, uin
   const Context& context = *Runtime::Current();
   Device& device = runtime.device(context.device);
   const uint64_t limit = Settings().soc->max_streams;
-  if (device.streams.fetch_add(1) >= limit) {
-    device.streams.fetch_sub(1);
+  if (!runtime.shared(context.device).TakeStream(limit)) {
     return Fail(ACL_ERROR_RT_NO_STREAM_RESOURCE, "device %d has %llu streams", context.device,
                 static_cast<unsigned long long>(limit));
   }
@@ -93,7 +74,7 @@ aclError DestroyStream(Runtime& runtime, aclrtStream handle, bool drain) {
   // Of two threads that destroy the same stream, one wins.
   if (runtime.streams.Remove(handle) == nullptr) return Fail(ACL_ERROR_RT_PARAM_INVALID, "no such stream (destroyed?)");
   stream->Close(drain);
-  runtime.device(stream->device).streams.fetch_sub(1);
+  runtime.shared(stream->device).GiveStream();
   Stats().streams_live.fetch_sub(1);
   return ACL_SUCCESS;
 }
@@ -108,9 +89,7 @@ aclError SynchronizeStream(Runtime& runtime, aclrtStream handle, Deadline deadli
 
 aclError TakeEventId(Runtime& runtime, Event& event) {
   if (event.counted.exchange(true)) return ACL_SUCCESS;
-  Device& device = runtime.device(event.device);
-  if (device.events.fetch_add(1) < kMaxEvents) return ACL_SUCCESS;
-  device.events.fetch_sub(1);
+  if (runtime.shared(event.device).TakeEvent()) return ACL_SUCCESS;
   event.counted = false;
   return Fail(ACL_ERROR_RT_NO_EVENT_RESOURCE, "device %d has %llu events", event.device,
               static_cast<unsigned long long>(kMaxEvents));
@@ -147,7 +126,11 @@ aclError SynchronizeEvent(Runtime& runtime, aclrtEvent handle, Deadline deadline
   if (record == nullptr) {
     return event->is_ex ? ACL_SUCCESS : Fail(ACL_ERROR_RT_PARAM_INVALID, "the event was never recorded");
   }
-  if (Await(record, deadline, nullptr) != Waited::kDone) {
+  auto begin = std::chrono::steady_clock::now();
+  Waited waited = Await(record, deadline, nullptr);
+  Bump(Stats().waited_ns, static_cast<uint64_t>((std::chrono::steady_clock::now() - begin).count()));
+  ChargeUntil(Clock::now() + Microseconds(Model().sync_us));
+  if (waited != Waited::kDone) {
     return Fail(ACL_ERROR_RT_EVENT_SYNC_TIMEOUT, "the event is not complete");
   }
   std::lock_guard lock(Event::mutex());
@@ -157,29 +140,32 @@ aclError SynchronizeEvent(Runtime& runtime, aclrtEvent handle, Deadline deadline
 }  // namespace
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtCreateStream(aclrtStream* stream) {
-  return Call(Api::aclrtCreateStream, [&](Runtime& runtime) { return CreateStream(runtime, stream, 0, 0); });
+  return Call(Api::aclrtCreateStream, Out(stream),
+              [&](Runtime& runtime) { return CreateStream(runtime, stream, 0, 0); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtCreateStreamWithConfig(aclrtStream* stream, uint32_t priority, uint32_t flag) {
-  return Call(Api::aclrtCreateStreamWithConfig,
+  return Call(Api::aclrtCreateStreamWithConfig, Out(stream),
               [&](Runtime& runtime) { return CreateStream(runtime, stream, priority, flag); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtDestroyStream(aclrtStream stream) {
-  return Call(Api::aclrtDestroyStream, [&](Runtime& runtime) { return DestroyStream(runtime, stream, true); });
+  return Call(Api::aclrtDestroyStream, {.stream = stream, .has_stream = true},
+              [&](Runtime& runtime) { return DestroyStream(runtime, stream, true); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtDestroyStreamForce(aclrtStream stream) {
-  return Call(Api::aclrtDestroyStreamForce, [&](Runtime& runtime) { return DestroyStream(runtime, stream, false); });
+  return Call(Api::aclrtDestroyStreamForce, {.stream = stream, .has_stream = true},
+              [&](Runtime& runtime) { return DestroyStream(runtime, stream, false); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtSynchronizeStream(aclrtStream stream) {
-  return Call(Api::aclrtSynchronizeStream,
+  return Call(Api::aclrtSynchronizeStream, {.stream = stream, .has_stream = true},
               [&](Runtime& runtime) { return SynchronizeStream(runtime, stream, kForever); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtSynchronizeStreamWithTimeout(aclrtStream stream, int32_t ms) {
-  return Call(Api::aclrtSynchronizeStreamWithTimeout, [&](Runtime& runtime) {
+  return Call(Api::aclrtSynchronizeStreamWithTimeout, {.stream = stream, .has_stream = true}, [&](Runtime& runtime) {
     Deadline deadline;
     ACLEMU_TRY(ParseTimeout(ms, &deadline));
     return SynchronizeStream(runtime, stream, deadline);
@@ -187,7 +173,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtSynchronizeStreamWithTimeout(aclrtStream
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtStreamQuery(aclrtStream handle, aclrtStreamStatus* status) {
-  return Call(Api::aclrtStreamQuery, [&](Runtime& runtime) {
+  return Call(Api::aclrtStreamQuery, Out(status, {.stream = handle, .has_stream = true}), [&](Runtime& runtime) {
     if (status == nullptr) return NullPointer("status");
     std::shared_ptr<Stream> stream;
     ACLEMU_TRY(FindStream(runtime, handle, &stream));
@@ -197,7 +183,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtStreamQuery(aclrtStream handle, aclrtStr
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtStreamAbort(aclrtStream handle) {
-  return Call(Api::aclrtStreamAbort, [&](Runtime& runtime) {
+  return Call(Api::aclrtStreamAbort, {.stream = handle, .has_stream = true}, [&](Runtime& runtime) {
     if (handle == nullptr) return NullPointer("stream");
     std::shared_ptr<Stream> stream;
     ACLEMU_TRY(FindStream(runtime, handle, &stream));
@@ -207,18 +193,18 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtStreamAbort(aclrtStream handle) {
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtCreateEvent(aclrtEvent* event) {
-  return Call(Api::aclrtCreateEvent, [&](Runtime& runtime) {
+  return Call(Api::aclrtCreateEvent, Out(event), [&](Runtime& runtime) {
     return CreateEvent(runtime, event, ACL_EVENT_SYNC | ACL_EVENT_CAPTURE_STREAM_PROGRESS | ACL_EVENT_TIME_LINE, false);
   });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtCreateEventWithFlag(aclrtEvent* event, uint32_t flag) {
-  return Call(Api::aclrtCreateEventWithFlag,
+  return Call(Api::aclrtCreateEventWithFlag, Out(event),
               [&](Runtime& runtime) { return CreateEvent(runtime, event, flag, false); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtCreateEventExWithFlag(aclrtEvent* event, uint32_t flag) {
-  return Call(Api::aclrtCreateEventExWithFlag,
+  return Call(Api::aclrtCreateEventExWithFlag, Out(event),
               [&](Runtime& runtime) { return CreateEvent(runtime, event, flag, true); });
 }
 
@@ -227,14 +213,15 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtDestroyEvent(aclrtEvent handle) {
     if (handle == nullptr) return NullPointer("event");
     auto event = runtime.events.Remove(handle);
     if (event == nullptr) return Fail(ACL_ERROR_RT_PARAM_INVALID, "no such event (destroyed?)");
-    if (event->counted) runtime.device(event->device).events.fetch_sub(1);
+    if (event->counted) runtime.shared(event->device).GiveEvent();
     Stats().events_live.fetch_sub(1);
     return ACL_SUCCESS;
   });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtRecordEvent(aclrtEvent event_handle, aclrtStream stream_handle) {
-  return Call(Api::aclrtRecordEvent, [&](Runtime& runtime) {
+  const CallArgs args{.a = event_handle, .stream = stream_handle, .has_stream = true};
+  return Call(Api::aclrtRecordEvent, args, [&](Runtime& runtime) {
     std::shared_ptr<Event> event;
     std::shared_ptr<Stream> stream;
     ACLEMU_TRY(FindPair(runtime, event_handle, stream_handle, &event, &stream));
@@ -250,17 +237,19 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtRecordEvent(aclrtEvent event_handle, acl
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtResetEvent(aclrtEvent event_handle, aclrtStream stream_handle) {
-  return Call(Api::aclrtResetEvent, [&](Runtime& runtime) {
-    std::shared_ptr<Event> event;
-    std::shared_ptr<Stream> stream;
-    ACLEMU_TRY(FindPair(runtime, event_handle, stream_handle, &event, &stream));
-    if (event->is_ex) return Fail(ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "events of CreateEventExWithFlag have no reset");
-    Task task{};
-    task.kind = Task::Kind::kReset;
-    task.event = event;
-    task.record = event->last();
-    return Submit(*stream, std::move(task));
-  });
+  return Call(Api::aclrtResetEvent, {.a = event_handle, .stream = stream_handle, .has_stream = true},
+              [&](Runtime& runtime) {
+                std::shared_ptr<Event> event;
+                std::shared_ptr<Stream> stream;
+                ACLEMU_TRY(FindPair(runtime, event_handle, stream_handle, &event, &stream));
+                if (event->is_ex)
+                  return Fail(ACL_ERROR_RT_FEATURE_NOT_SUPPORT, "events of CreateEventExWithFlag have no reset");
+                Task task{};
+                task.kind = Task::Kind::kReset;
+                task.event = event;
+                task.record = event->last();
+                return Submit(*stream, std::move(task));
+              });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtSynchronizeEvent(aclrtEvent event) {
@@ -276,19 +265,19 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtSynchronizeEventWithTimeout(aclrtEvent e
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtQueryEventStatus(aclrtEvent handle, aclrtEventRecordedStatus* status) {
-  return Call(Api::aclrtQueryEventStatus, [&](Runtime& runtime) {
+  return Call(Api::aclrtQueryEventStatus, Out(status), [&](Runtime& runtime) {
     if (status == nullptr) return NullPointer("status");
     std::shared_ptr<Event> event;
     ACLEMU_TRY(FindEvent(runtime, handle, &event));
     auto record = event->last();
-    bool done = record == nullptr ? event->is_ex : QueryRecord(record);
+    bool done = record == nullptr ? event->is_ex : IsComplete(record);
     *status = done ? ACL_EVENT_RECORDED_STATUS_COMPLETE : ACL_EVENT_RECORDED_STATUS_NOT_READY;
     return ACL_SUCCESS;
   });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtEventElapsedTime(float* ms, aclrtEvent start_handle, aclrtEvent end_handle) {
-  return Call(Api::aclrtEventElapsedTime, [&](Runtime& runtime) {
+  return Call(Api::aclrtEventElapsedTime, Out(ms), [&](Runtime& runtime) {
     if (ms == nullptr) return NullPointer("ms");
     std::shared_ptr<Event> start, end;
     ACLEMU_TRY(FindEvent(runtime, start_handle, &start));

@@ -55,7 +55,7 @@ TEST(HostFunction, RunsInItsPlaceInTheStreamAndWithoutADevice) {
 TEST(Rules, S1CallbacksMustNotWaitAllocateOrLaunch) {
   Both([] {
     static Session* acl = new Session;
-    static aclError codes[5];
+    static aclError codes[6];
     auto misbehave = [](void*) {
       codes[0] = aclrtSetDevice(0);
       codes[1] = aclrtSynchronizeStream(acl->stream);
@@ -63,12 +63,13 @@ TEST(Rules, S1CallbacksMustNotWaitAllocateOrLaunch) {
       codes[2] = aclrtMalloc(&block, 64, ACL_MEM_MALLOC_HUGE_FIRST);
       codes[3] = aclrtMemcpyAsync(acl->device, 64, acl->pinned, 64, ACL_MEMCPY_HOST_TO_DEVICE, acl->stream);
       codes[4] = aclrtMemcpy(acl->device, 64, acl->pinned, 64, ACL_MEMCPY_HOST_TO_DEVICE);
+      codes[5] = aclrtStreamAbort(acl->stream);
     };
     ASSERT_EQ(aclrtLaunchHostFunc(acl->stream, misbehave, nullptr), ACL_SUCCESS);
     ASSERT_EQ(aclrtSynchronizeStream(acl->stream), ACL_SUCCESS);
     EXPECT_EQ(codes[0], ACL_SUCCESS);
-    for (int i = 1; i < 5; ++i) EXPECT_EQ(codes[i], ACL_ERROR_RT_PARAM_INVALID) << i;
-    EXPECT_EQ(GetStats().violations, 4u);
+    for (int i = 1; i < 6; ++i) EXPECT_EQ(codes[i], ACL_ERROR_RT_PARAM_INVALID) << i;
+    EXPECT_EQ(GetStats().violations, 5u);
     EXPECT_EQ(aclrtMemcpy(acl->device, 64, acl->pinned, 64, ACL_MEMCPY_HOST_TO_DEVICE), ACL_SUCCESS);
     delete acl;
   });

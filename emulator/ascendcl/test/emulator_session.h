@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <string>
@@ -30,6 +31,15 @@ inline aclemu_stats GetStats() {
   return stats;
 }
 
+// gtest keeps the failures of a fresh process to itself; with them on stderr they are part of its message.
+inline void PrintFailures() {
+  const testing::TestResult& result = *testing::UnitTest::GetInstance()->current_test_info()->result();
+  for (int i = 0; i < result.total_part_count(); ++i) {
+    const testing::TestPartResult& part = result.GetTestPartResult(i);
+    if (part.failed()) fprintf(stderr, "%s:%d: %s\n", part.file_name(), part.line_number(), part.message());
+  }
+}
+
 using Knobs = std::vector<std::pair<const char*, std::string>>;
 
 // Runs the body in a fresh process with these knobs, and expects that it ends with the code (23: leaks).
@@ -40,6 +50,7 @@ inline void InProcess(const Knobs& knobs, const std::function<void()>& body, int
       {
         for (const auto& [name, value] : knobs) setenv(name, value.c_str(), 1);
         body();
+        PrintFailures();
         exit(testing::Test::HasFailure() ? 99 : 0);
       },
       testing::ExitedWithCode(exit_code), output);

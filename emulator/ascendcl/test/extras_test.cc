@@ -183,7 +183,7 @@ TEST(MemoryExtras, OtherWaysToAllocateAndFree) {
     aclrtMallocConfig config{&attribute, 1};
     ASSERT_EQ(aclrtMallocWithCfg(&configured, 4096, ACL_MEM_MALLOC_HUGE_FIRST, &config), ACL_SUCCESS);
     ASSERT_EQ(aclrtMallocHostWithCfg(&host, 4096, nullptr), ACL_SUCCESS);
-    attribute.attr = static_cast<aclrtMallocAttrType>(9);
+    attribute.attr = static_cast<aclrtMallocAttrType>(3);
     EXPECT_EQ(aclrtMallocHostWithCfg(&host, 4096, &config), ACL_ERROR_INVALID_PARAM);
     // Frees that wait first may come while tasks use the block.
     ASSERT_EQ(aclrtMemcpyAsync(cached, 64, host, 64, ACL_MEMCPY_HOST_TO_DEVICE, acl.stream), ACL_SUCCESS);

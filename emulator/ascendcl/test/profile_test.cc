@@ -7,7 +7,7 @@ namespace {
 
 // The facade of one profile; ACL(name) calls through it.
 void* Open(const std::string& profile, const char* library = "libascendcl.so") {
-  std::string lib64 = std::string(getenv("MC_BUILD_DIR")) + "/emulator/lib64";
+  std::string lib64 = ACLEMU_LIB64;
   if (profile != "strictest") lib64 += "-" + profile;
   void* handle = dlopen((lib64 + "/" + library).c_str(), RTLD_NOW | RTLD_GLOBAL);
   EXPECT_NE(handle, nullptr) << dlerror();

@@ -294,7 +294,9 @@ TEST_F(AclRuntimeTest, EveryFailingCallIsReportedWithItsNumber) {
        [&] { return status_of(runtime_->CopyHostToDevice(*block, 1000, bytes.data(), 1000)); }},
       {"aclrtMemcpy@1=507001", ErrorCode::DATA_COPY_FAILED, 507001,
        [&] { return status_of(runtime_->CopyDeviceToHost(read.data(), 1000, *block, 1000)); }},
-      {"aclrtFree@1=507899", ErrorCode::INTERNAL_ERROR, 507899, [&] { return status_of(runtime_->Free(*block)); }},
+      // A free is tried twice.
+      {"aclrtFree@1=507899;aclrtFree@2=507899", ErrorCode::INTERNAL_ERROR, 507899,
+       [&] { return status_of(runtime_->Free(*block)); }},
   };
   for (const Case& one : cases) {
     EmulatorProbe::Inject(one.rules);
@@ -305,6 +307,14 @@ TEST_F(AclRuntimeTest, EveryFailingCallIsReportedWithItsNumber) {
     EXPECT_NE(status.message().find(std::to_string(one.vendor_code)), std::string::npos) << status.message();
   }
   EXPECT_TRUE(runtime_->Free(*block));
+}
+
+TEST_F(AclRuntimeTest, FreeThatFailsOnceIsTriedAgain) {
+  const auto block = runtime_->Allocate(0, 1000);
+  ASSERT_TRUE(block);
+  EmulatorProbe::Inject("aclrtFree@1=507899");
+  EXPECT_TRUE(runtime_->Free(*block));
+  EXPECT_EQ(EmulatorProbe::LiveBlocks(), 0);
 }
 
 TEST_F(AclRuntimeTest, DeviceThatCannotBeBoundIsReportedAndCanBeTriedAgain) {

@@ -37,6 +37,12 @@ struct EmulatorProbe {
         reinterpret_cast<decltype(&aclemu_poke)>(Required("aclemu_poke"))(device_address, bytes.data(), bytes.size());
     MC_CHECK(rc == 0, "{} B at {} are not in one block", bytes.size(), device_address);
   }
+  // Calls of one ACL function so far, failed ones too.
+  static uint64_t Calls(const char* function) {
+    const uint64_t calls = reinterpret_cast<decltype(&aclemu_calls)>(Required("aclemu_calls"))(function);
+    MC_CHECK(calls != UINT64_MAX, "the emulator has no function {}", function);
+    return calls;
+  }
   static aclemu_stats Stats() {
     aclemu_stats stats{};
     stats.version = ACLEMU_STATS_VERSION;

@@ -52,21 +52,23 @@ std::optional<size_t> LruScheduler::Evict(size_t tier_index, const EntryPtr& ent
 }
 
 AllocationHandle LruScheduler::CopyBelow(size_t tier_index, const EntryPtr& entry, const DataSource& data) {
-  const size_t below = tier_index + 1;
-  if (below >= queues_.size()) return nullptr;
-  if (const auto copy_there = backend_.View(entry, below)) return copy_there->handle;
-  AllocationHandle target = RoomOn(below, data.size(), entry->last_access.load(std::memory_order_relaxed));
-  if (target == nullptr) return nullptr;
-  if (const auto copied = backend_.copier().Copy(data, target->data); !copied) {
-    log::Warn("block dropped, it could not be moved from tier {} to {}: {}", backend_.TierAt(tier_index).info().name,
-              backend_.TierAt(below).info().name, copied.error().ToString());
-    return nullptr;
+  for (size_t below = tier_index + 1; below < queues_.size(); ++below) {
+    if (const auto copy_there = backend_.View(entry, below)) return copy_there->handle;
   }
-  return target;
+  const uint64_t stamp = entry->last_access.load(std::memory_order_relaxed);
+  for (size_t below = tier_index + 1; below < queues_.size(); ++below) {
+    AllocationHandle target = RoomOn(below, data.size(), stamp);
+    if (target == nullptr) continue;
+    const auto copied = backend_.copier().Copy(data, target->data);
+    if (copied) return target;
+    log::Warn("a block could not be moved from tier {} to {}: {}", backend_.TierAt(tier_index).info().name,
+              backend_.TierAt(below).info().name, copied.error().ToString());
+  }
+  return nullptr;
 }
 
 AllocationHandle LruScheduler::RoomOn(size_t tier_index, size_t size, uint64_t stamp) {
-  if (backend_.TierAt(tier_index).info().capacity < size) return nullptr;
+  if (backend_.TierAt(tier_index).largest_block() < size) return nullptr;
   for (size_t pushed_out = 0;;) {
     auto handle = backend_.AllocateOn(tier_index, size);
     if (handle) return std::move(*handle);

@@ -1,5 +1,5 @@
-// The default policy: least recently used blocks leave. They move one tier down while that tier has room or holds
-// something used even longer ago; otherwise they are dropped.
+// The default policy: least recently used blocks leave. They move to the next tier below that has room or holds
+// something used even longer ago; when there is none they are dropped.
 #pragma once
 
 #include <memory>
@@ -24,7 +24,8 @@ class LruScheduler final : public Scheduler {
   // Makes `entry` leave the tier. The bytes that this gave up, 0 when it left by other means meanwhile; nullopt when
   // somebody uses it.
   std::optional<size_t> Evict(size_t tier_index, const EntryPtr& entry);
-  // The same bytes on the tier below: the entry's replica there, or a copy. Null when it has to be dropped.
+  // The same bytes on a lower tier: the entry's replica there, or a copy on the next one that makes room. Null when it
+  // has to be dropped.
   AllocationHandle CopyBelow(size_t tier_index, const EntryPtr& entry, const DataSource& data);
   // A block of `size`, pushing out what was used before `stamp`; null when that does not make room.
   AllocationHandle RoomOn(size_t tier_index, size_t size, uint64_t stamp);
