@@ -102,12 +102,12 @@ void CopyEngine::AppendDirect(const NpuCopy& copy, std::vector<NpuCopy>& parts) 
 }
 
 // As many chunks at least, where they do not become too small, so that a copy of medium size overlaps as well.
-ChunkPlan CopyEngine::Plan(std::span<const NpuCopy> copies, size_t chunks) const {
+ChunkPlan CopyEngine::Plan(std::span<const NpuCopy> copies, size_t chunks, size_t bytes_min) const {
   size_t bytes = 0;
   for (const NpuCopy& copy : copies) bytes += copy.size;
   const size_t step = chunks * kAsyncAlignment;
   const size_t part = (bytes + step - 1) / step * kAsyncAlignment;
-  return {copies, std::clamp(part, std::min(options_.chunk_bytes_min, options_.slot_bytes), options_.slot_bytes)};
+  return {copies, std::clamp(part, std::min(bytes_min, options_.slot_bytes), options_.slot_bytes)};
 }
 
 void CopyEngine::TellNoLane(const Status& why) {
@@ -144,9 +144,9 @@ Result<void> CopyEngine::ThroughHost(const NpuCopy& copy) {
 Result<void> CopyEngine::RunStaged(Group& group, NpuStream& stream, std::span<const SlotRing::Slot> slots) {
   if (slots.empty()) return SynchronousEach(group.staged);
   if (group.direction == CopyDirection::kHostToDevice) {
-    return StageToDevice(stream, slots, Plan(group.staged, kChunksStaged), options_.patience);
+    return StageToDevice(stream, slots, Plan(group.staged, kChunksStaged, options_.chunk_bytes_min), options_.patience);
   }
-  return StageToHost(stream, slots, Plan(group.staged, kChunksStaged), options_.patience);
+  return StageToHost(stream, slots, Plan(group.staged, kChunksStaged, options_.chunk_bytes_min), options_.patience);
 }
 
 void CopyEngine::RunGroups(std::span<Group> groups) {
@@ -198,7 +198,8 @@ Result<void> CopyEngine::RunRelay(std::span<const NpuCopy> copies) {
   }
   const auto slots = source.ring.Acquire(options_.slots_per_relay);
   if (slots.empty()) return SynchronousEach(copies);
-  auto outcome = Relay(down->stream(), up->stream(), slots, Plan(copies, kChunksRelayed), options_.patience);
+  auto outcome = Relay(down->stream(), up->stream(), slots,
+                       Plan(copies, kChunksRelayed, options_.relay_chunk_bytes_min), options_.patience);
   const std::string what = Describe(copies);
   outcome = down->Finish(std::move(outcome), options_.patience, what);
   outcome = up->Finish(std::move(outcome), options_.patience, what);
