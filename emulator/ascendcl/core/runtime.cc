@@ -119,6 +119,10 @@ void Runtime::NoticeLost(int id) {
   Event::changed().notify_all();
 }
 
+void Runtime::AwaitLostTasks(const std::function<bool()>& gone) {
+  if (any_lost_.load(std::memory_order_relaxed)) Pause(Clock::now() + std::chrono::seconds(1), gone);
+}
+
 void Runtime::WatchLost(int id) {
   if (!SharedDevice::Sharing() || device(id).lost_watched.exchange(true)) return;
   std::thread([this, id] {
