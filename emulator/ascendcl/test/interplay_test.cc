@@ -1,6 +1,7 @@
 // What the parts of the emulator do to each other: batched and two-dimensional copies, host code and virtual memory
 // under faults, scheduling modes, race detection and the time model.
 #include <pthread.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstring>
@@ -416,7 +417,9 @@ TEST(Callback, AThreadThatAlwaysListensServesVirtualAndLazyStreams) {
         ASSERT_EQ(
             aclrtLaunchCallback(Count, &calls, i % 2 == 0 ? ACL_CALLBACK_BLOCK : ACL_CALLBACK_NO_BLOCK, acl.stream),
             ACL_SUCCESS);
-        if (i == 4) ASSERT_EQ(aclrtSynchronizeStream(acl.stream), ACL_SUCCESS);
+        if (i == 4) {
+          ASSERT_EQ(aclrtSynchronizeStream(acl.stream), ACL_SUCCESS);
+        }
       }
       // Nobody but the listening thread makes the last ones come.
       fetcher.join();
@@ -444,7 +447,9 @@ TEST(LostDevice, EndsABlockedCallbackAndLetsMemoryGo) {
 }
 
 TEST(Trace, NamesTheBytesAndStreamOfABatch) {
-  std::string path = testing::TempDir() + "aclemu_trace_" + std::to_string(getpid());
+  // A name that survives into the fresh process, which runs the test from its begin again.
+  setenv("MC_TEST_TRACE_PATH", (testing::TempDir() + "aclemu_trace_" + std::to_string(getpid())).c_str(), 0);
+  std::string path = getenv("MC_TEST_TRACE_PATH");
   InProcess({{"ACLEMU_TRACE", path}}, [] {
     Session acl;
     ASSERT_EQ(Batch(acl, 4).Async(acl.stream), ACL_SUCCESS);
