@@ -10,11 +10,13 @@
 #include <string>
 
 #include "bench/store_bench.h"
+#include "bench/tier_bench.h"
 #include "common/log.h"
 #include "daemon/daemon.h"
 
 DEFINE_string(json, "", "write the figures to this file as well");
 DEFINE_int32(runs, 11, "repetitions; the median counts");
+DEFINE_int32(threads, 2, "tier: threads of the figures that use several");
 DEFINE_bool(quick, false, "tiny sizes: shows that everything runs, the figures mean nothing");
 
 namespace {
@@ -25,11 +27,15 @@ using namespace mooncake::bench;
 constexpr const char* kProgram = "mooncake_bench";
 constexpr const char* kUsage =
     "mooncake_bench SUBCOMMAND [flags] measures a part of the store beside a yardstick, pair by pair in one run.\n\n"
-    "  mooncake_bench store --json store.json\n\n"
+    "  mooncake_bench store --json store.json\n"
+    "  scripts/with_npu_emulator.sh build/release/bin/mooncake_bench tier --json tier.json\n\n"
     "Subcommands:\n"
     "  store      put and get in one process and between two, beside memmove (and iperf3 when it is installed), and\n"
     "             look-ups at the master; takes about a minute, uses 127.0.0.1 only\n"
-    "  tier, transfer, bridge    not built yet\n\n"
+    "  tier       blocks and copies of NPU and DRAM tiers; needs two NPU devices, real or emulated. The emulator then "
+    "runs\n"
+    "             its time model 'bench' unless ACLEMU_* variables say otherwise, and figures stand beside that model\n"
+    "  transfer, bridge    not built yet\n\n"
     "The JSON file: {\"version\":1, \"host\":{...}, \"results\":[{\"name\", \"value\", \"unit\", \"min\", \"max\", "
     "\"n\", "
     "\"against\"}]};\nvalue is the median of n runs, a ratio's pairs are measured in the same run.\n\n"
@@ -47,23 +53,35 @@ bool WriteFile(const std::string& path, const std::string& text) {
   return file.good();
 }
 
-int Store() {
-  if (FLAGS_runs < 1) return WrongUsage(fmt::format("--runs {}: write a number above 0", FLAGS_runs));
-  const bool terminal = isatty(STDERR_FILENO) == 1;
-  StoreBenchOptions options{.runs = FLAGS_runs, .quick = FLAGS_quick};
-  if (terminal) {
-    options.on_step = [](const std::string& step) {
-      fmt::print(stderr, "\r\033[K{}", step);
-      std::fflush(stderr);
-    };
-  }
-  const auto result = RunStoreBench(options);
-  if (terminal) fmt::print(stderr, "\r\033[K");
+// Shows which step runs, on a terminal.
+std::function<void(const std::string&)> StepPrinter() {
+  if (isatty(STDERR_FILENO) != 1) return nullptr;
+  return [](const std::string& step) {
+    fmt::print(stderr, "\r\033[K{}", step);
+    std::fflush(stderr);
+  };
+}
+
+// Prints the figures, writes the file; the program's exit code.
+template <typename BenchResult>
+int Report(const Result<BenchResult>& result) {
+  if (isatty(STDERR_FILENO) == 1) fmt::print(stderr, "\r\033[K");
   if (!result) return daemon::Fail(kProgram, result.error());
   fmt::print("{}", ReportTable(result->host, result->figures));
   if (!FLAGS_json.empty() && !WriteFile(FLAGS_json, ReportJson(result->host, result->figures)))
     return daemon::Fail(kProgram, fmt::format("--json {}: {}", FLAGS_json, std::strerror(errno)));
   return 0;
+}
+
+int Store() {
+  return Report(RunStoreBench({.runs = FLAGS_runs, .quick = FLAGS_quick, .on_step = StepPrinter()}));
+}
+
+int Tier() {
+  if (FLAGS_threads < 1 || FLAGS_threads > 64) return WrongUsage(fmt::format("--threads {}: 1 to 64", FLAGS_threads));
+  PrepareEmulator();
+  return Report(
+      RunTierBench({.runs = FLAGS_runs, .threads = FLAGS_threads, .quick = FLAGS_quick, .on_step = StepPrinter()}));
 }
 
 // Started by `store` with pipes as stdin and stdout.
@@ -88,8 +106,10 @@ int main(int argc, char** argv) {
     ++argv;
   }
   daemon::ParseFlags(argc, argv, kProgram, kUsage, env::All());
+  if (FLAGS_runs < 1) return WrongUsage(fmt::format("--runs {}: write a number above 0", FLAGS_runs));
   if (command == "store") return Store();
-  if (command == "tier" || command == "transfer" || command == "bridge") {
+  if (command == "tier") return Tier();
+  if (command == "transfer" || command == "bridge") {
     fmt::print(stderr, "{}: '{}' is not built yet\n", kProgram, command);
     return 2;
   }

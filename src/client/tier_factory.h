@@ -19,6 +19,9 @@ struct OpenedTiers {
 };
 
 // The first tier that cannot be opened fails all, with its place in the configuration; those opened before are closed.
+// NPU tiers are opened first, so that DRAM tiers can be page-locked for the device of the first one. A capacity in
+// percent is a share of what is free when its tier is opened, after the tiers opened before it: free memory of the
+// device, MemAvailable of the host, or free huge pages. It is rounded down to whole pages.
 Result<OpenedTiers> OpenTiers(const TieredBackendConfig& config);
 
 }  // namespace mooncake

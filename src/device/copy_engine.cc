@@ -61,7 +61,8 @@ CopyEngine::Route CopyEngine::Choose(const NpuCopy& copy, bool alone) {
     if (!Aligned(copy.source) || !Aligned(copy.target)) return {};
     const int32_t from = copy.source.device_id();
     const int32_t to = copy.target.device_id();
-    return {from == to || driver_.EnsurePeerAccess(from, to) ? Way::kDirect : Way::kRelay};
+    if (from == to || driver_.EnsurePeerAccess(from, to)) return {Way::kDirect};
+    return {options_.ring_bytes > 0 ? Way::kRelay : Way::kSynchronous};
   }
   const CopyEnd& device_end = copy.source.on_host() ? copy.target : copy.source;
   if (!Aligned(device_end)) return {};
@@ -73,7 +74,7 @@ CopyEngine::Route CopyEngine::Choose(const NpuCopy& copy, bool alone) {
       return {Way::kDirect, true};
     }
   }
-  return {Way::kStaged};
+  return {options_.ring_bytes > 0 ? Way::kStaged : Way::kSynchronous};
 }
 
 size_t CopyEngine::DirectBatch(CopyDirection direction) const {
@@ -99,7 +100,8 @@ ChunkPlan CopyEngine::Plan(std::span<const NpuCopy> copies) const {
   constexpr size_t kChunksAtLeast = 4;  // so that a copy of medium size overlaps as well
   size_t bytes = 0;
   for (const NpuCopy& copy : copies) bytes += copy.size;
-  const size_t quarter = (bytes / kChunksAtLeast + kAsyncAlignment) / kAsyncAlignment * kAsyncAlignment;
+  constexpr size_t kStep = kChunksAtLeast * kAsyncAlignment;
+  const size_t quarter = (bytes + kStep - 1) / kStep * kAsyncAlignment;
   return {copies, std::clamp(quarter, std::min(options_.chunk_bytes_min, options_.slot_bytes), options_.slot_bytes)};
 }
 
@@ -171,9 +173,8 @@ void CopyEngine::RunGroups(std::span<Group> groups) {
       group.outcome = RunStaged(group, lanes[i]->stream(), slots);
     }
     const std::string what = Describe(group.staged.empty() ? group.direct : group.staged);
-    auto finished = lanes[i]->Finish(options_.patience, what);
+    group.outcome = lanes[i]->Finish(std::move(group.outcome), options_.patience, what);
     lanes[i].reset();
-    if (group.outcome) group.outcome = std::move(finished);
     if (!group.outcome) {
       group.outcome = Annotate(group.outcome.error(),
                                fmt::format("{} ({})", what, group.staged.empty() ? "asynchronous" : "staged"));
@@ -194,10 +195,8 @@ Result<void> CopyEngine::RunRelay(std::span<const NpuCopy> copies) {
   if (slots.empty()) return SynchronousEach(copies);
   auto outcome = Relay(down->stream(), up->stream(), slots, Plan(copies), options_.patience);
   const std::string what = Describe(copies);
-  auto came = down->Finish(options_.patience, what);
-  auto went = up->Finish(options_.patience, what);
-  if (outcome) outcome = std::move(came);
-  if (outcome) outcome = std::move(went);
+  outcome = down->Finish(std::move(outcome), options_.patience, what);
+  outcome = up->Finish(std::move(outcome), options_.patience, what);
   if (!outcome) return Annotate(outcome.error(), what + " (through host memory)");
   return {};
 }
@@ -214,7 +213,7 @@ Result<void> CopyEngine::Copy(const NpuCopy& copy) {
   }
   RunGroups({&group, 1});
   // It may have been other memory than it looked like; a time-out is no such sign.
-  const bool misjudged = !group.outcome && route.pinned_by_others && group.outcome.error().vendor_code() != 0;
+  const bool misjudged = !group.outcome && route.pinned_by_others && !IsTimeOut(group.outcome);
   if (misjudged && !driver_.DeviceLost(copy.device_id())) return driver_.CopyNow(copy);
   return std::move(group.outcome);
 }
@@ -222,7 +221,7 @@ Result<void> CopyEngine::Copy(const NpuCopy& copy) {
 void CopyEngine::Settle(const Result<void>& outcome, std::span<const size_t> members, std::span<const NpuCopy> copies,
                         std::span<Result<void>> results) {
   // After a time-out the next copy would hang as well.
-  const bool retry = !outcome && outcome.error().vendor_code() != 0;
+  const bool retry = !outcome && !IsTimeOut(outcome);
   for (const size_t i : members) results[i] = retry ? Synchronous(copies[i]) : outcome;
 }
 

@@ -46,13 +46,13 @@ LanePool::Lane::~Lane() {
   pool_->Release(std::move(stream_));
 }
 
-Result<void> LanePool::Lane::Finish(Duration patience, std::string_view what) {
+Result<void> LanePool::Lane::Finish(Result<void> so_far, Duration patience, std::string_view what) {
   MC_CHECK(stream_ != nullptr, "a finished lane was used");
   used_ = false;
-  bool reusable = true;
-  auto outcome = Drain(*stream_, patience, what, reusable);
+  bool reusable = so_far.has_value();
+  auto drained = Drain(*stream_, patience, IsTimeOut(so_far), what, reusable);
   if (!reusable) stream_.reset();
-  return outcome;
+  return so_far ? std::move(drained) : std::move(so_far);
 }
 
 SlotRing::SlotRing(NpuDriver& driver, int32_t device_id, size_t slot_bytes, size_t slot_count)

@@ -55,8 +55,9 @@ class LanePool::Lane {
     used_ = true;
     return *stream_;
   }
-  // Returns when the stream touches no memory any more: the first error of its copies. Ends a stream that had one.
-  Result<void> Finish(Duration patience, std::string_view what);
+  // Returns when the stream touches no memory any more: `so_far`, or else the first error of its copies. Ends a stream
+  // that had one.
+  Result<void> Finish(Result<void> so_far, Duration patience, std::string_view what);
 
  private:
   LanePool* pool_;

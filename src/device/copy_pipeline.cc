@@ -2,7 +2,6 @@
 #include "device/copy_pipeline.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <deque>
 
@@ -21,7 +20,7 @@ size_t AlignUp(size_t value) {
 
 Result<void> Await(NpuStream& stream, Mark mark, Duration patience) {
   if (MC_TRY(stream.AwaitMark(mark, patience)) == Waited::kDone) return {};
-  return Error(ErrorCode::DATA_COPY_FAILED, "timed out after {} s", std::chrono::duration<double>(patience).count());
+  return std::unexpected(TimeOut(patience));
 }
 
 // Submits the half of a chunk that runs between the slot and a device.

@@ -8,6 +8,7 @@
 
 #include "device/memory_range.h"
 #include "device/npu_runtime.h"
+#include "device/pinned_ranges.h"
 #include "device/staging_pool.h"
 
 namespace mooncake {
@@ -178,6 +179,35 @@ TEST(NpuSupportTest, BuildWithoutItSaysWhichOptionBringsIt) {
   EXPECT_EQ(runtime.error().code(), ErrorCode::NOT_IMPLEMENTED);
   EXPECT_NE(runtime.error().message().find(kNpuBuildOption), std::string::npos);
   EXPECT_EQ(UsedNpuRuntime(), nullptr);
+}
+
+// --- page-locked ranges ---
+
+TEST(PinnedRangesTest, RunEndsWhereItsRegistrationEnds) {
+  Bytes bytes(100);
+  std::byte* const at = bytes.data();
+  PinnedRanges ranges;
+  EXPECT_EQ(ranges.Run(at, 10), 0u);
+  ranges.Add({at + 20, 30});
+  ranges.Add({at + 50, 10});
+  EXPECT_EQ(ranges.Run(at + 19, 10), 0u);
+  EXPECT_EQ(ranges.Run(at + 20, 10), 10u);
+  EXPECT_EQ(ranges.Run(at + 20, 100), 30u) << "the next range is another registration";
+  EXPECT_EQ(ranges.Run(at + 49, 100), 1u);
+  EXPECT_EQ(ranges.Run(at + 50, 100), 10u);
+  EXPECT_EQ(ranges.Run(at + 60, 1), 0u);
+  ranges.Remove(at + 20);
+  EXPECT_EQ(ranges.Run(at + 49, 100), 0u);
+  EXPECT_EQ(ranges.Run(at + 59, 1), 1u);
+}
+
+TEST(PinnedRangesDeathTest, OverlapAndUnknownRangesAreBugs) {
+  Bytes bytes(100);
+  PinnedRanges ranges;
+  ranges.Add({bytes.data() + 20, 30});
+  EXPECT_DEATH(ranges.Add({bytes.data() + 10, 11}), "overlap");
+  EXPECT_DEATH(ranges.Add({bytes.data() + 49, 10}), "overlap");
+  EXPECT_DEATH(ranges.Remove(bytes.data() + 21), "not page-locked");
 }
 
 }  // namespace

@@ -39,14 +39,20 @@ std::string Describe(std::span<const NpuCopy> copies) {
                      Place(copies.front().target));
 }
 
-Result<void> Drain(NpuStream& stream, Duration patience, std::string_view what, bool& reusable) {
+Status TimeOut(Duration after) {
+  return Status(ErrorCode::DATA_COPY_FAILED,
+                fmt::format("timed out after {} s", std::chrono::duration<double>(after).count()));
+}
+
+Result<void> Drain(NpuStream& stream, Duration patience, bool overdue, std::string_view what, bool& reusable) {
+  constexpr Duration kOneMoreLook = std::chrono::milliseconds(1);
   Result<void> outcome;
+  bool asked_to_abort = false;
   bool aborted = false;
-  bool abort_refused = false;
   // An error of Synchronize may be the call's own: two in a row leave the rest to the stream's end, which waits as
   // well.
   for (int errors = 0; errors < 2;) {
-    const auto waited = stream.Synchronize(patience);
+    const auto waited = stream.Synchronize(overdue ? kOneMoreLook : patience);
     if (waited && *waited == Waited::kDone) {
       reusable = reusable && errors == 0 && !aborted;
       return outcome;
@@ -56,17 +62,18 @@ Result<void> Drain(NpuStream& stream, Duration patience, std::string_view what, 
       if (outcome) outcome = std::unexpected(waited.error());
       continue;
     }
-    const auto seconds = std::chrono::duration<double>(patience).count();
-    if (!aborted && !abort_refused) {
+    overdue = false;
+    if (outcome) outcome = std::unexpected(TimeOut(patience));
+    if (!asked_to_abort) {
+      asked_to_abort = true;
       const auto abort = stream.Abort();
       aborted = abort.has_value();
-      abort_refused = !aborted;
-      log::Warn("{}: no end after {} s; {}", what, seconds,
+      log::Warn("{}: {}; {}", what, TimeOut(patience).message(),
                 aborted ? "aborted" : abort.error().ToString() + "; its memory is held until it ends");
     } else {
-      log::Warn("{}: still not ended after another {} s{}", what, seconds, aborted ? ", though aborted" : "");
+      log::Warn("{}: still not ended after another {} s{}", what, std::chrono::duration<double>(patience).count(),
+                aborted ? ", though aborted" : "");
     }
-    if (outcome) outcome = Error(ErrorCode::DATA_COPY_FAILED, "timed out after {} s", seconds);
   }
   reusable = false;
   return outcome;

@@ -134,10 +134,16 @@ class NpuDriver {
   virtual bool DeviceLost(int32_t device_id) const = 0;
 };
 
-// Waits until nothing queued in the stream can touch memory any more, whatever that takes. Past `patience` without
-// progress it aborts; where the runtime cannot, it keeps waiting and logs each `patience`. Returns the first error of
-// the copies; `reusable` becomes false when the stream must be ended instead of being used again (which waits again, so
-// memory is let go of only after that).
-Result<void> Drain(NpuStream& stream, Duration patience, std::string_view what, bool& reusable);
+// What AwaitMark and Synchronize timed out for: an error without a vendor's number, as no runtime has reported one.
+Status TimeOut(Duration after);
+inline bool IsTimeOut(const Result<void>& outcome) {
+  return !outcome && outcome.error().vendor_code() == 0;
+}
+
+// Waits until nothing queued in the stream can touch memory any more, whatever that takes. Past `patience` without an
+// end it aborts (`overdue`: that time has passed already); where the runtime cannot, it keeps waiting and logs each
+// `patience`. Returns the first error of the copies; `reusable` becomes false when the stream must be ended instead of
+// being used again (which waits again, so memory is let go of only after that).
+Result<void> Drain(NpuStream& stream, Duration patience, bool overdue, std::string_view what, bool& reusable);
 
 }  // namespace mooncake

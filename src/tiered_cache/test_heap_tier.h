@@ -38,6 +38,7 @@ class HeapTier final : public CacheTier {
     return DataSource{std::make_unique<Buffer>(*this, size, std::move(*room)), MemoryType::DRAM};
   }
   size_t usage() const override { return budget_.used(); }
+  bool lost() const override { return gone; }
 
   // Every Allocate fails with this until it is taken back.
   void Refuse(std::optional<Status> status) {
@@ -49,6 +50,7 @@ class HeapTier final : public CacheTier {
     return allocate_calls_;
   }
 
+  std::atomic<bool> gone = false;  // its memory is lost for good; Refuse as well, as a device would
   std::function<void()> before_allocate;
   std::function<void()> on_access;                          // somebody asks where the bytes are
   std::atomic<bool> break_buffers = false;                  // its memory has no address: copies fail

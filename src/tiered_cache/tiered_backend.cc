@@ -122,6 +122,7 @@ AllocationHandle TieredBackend::TryCandidates(const Candidates& candidates, size
     if (handle) return std::move(*handle);
     const Status& error = handle.error();
     if (error.code() != ErrorCode::NO_AVAILABLE_HANDLE && !refusal.hard_error) refusal.hard_error = error;
+    if (refusal.vendor_code == 0) refusal.vendor_code = error.vendor_code();
     if (IsFull(error) && TierAt(tier_index).largest_block() >= size) refusal.may_change = true;
     refusal.reasons += (refusal.reasons.empty() ? "" : "; ") + error.message();
     return nullptr;
@@ -157,7 +158,9 @@ Result<AllocationHandle> TieredBackend::Allocate(size_t size, std::optional<Uuid
     } while (!wait_until->Passed());
   }
   if (refusal.hard_error) return std::unexpected(*refusal.hard_error);
-  return Error(ErrorCode::NO_AVAILABLE_HANDLE, "no room for {} B: {}. {}", size, refusal.reasons, UseText(candidates));
+  return std::unexpected(Status(ErrorCode::NO_AVAILABLE_HANDLE,
+                                fmt::format("no room for {} B: {}. {}", size, refusal.reasons, UseText(candidates)),
+                                refusal.vendor_code));
 }
 
 // Of each candidate: what could leave and what is held by somebody now.

@@ -165,9 +165,11 @@ def test_silent_and_half_requests_do_not_keep_health_checks_waiting(start_master
 
 
 def test_tiers_that_fit_one_by_one_but_not_together_are_refused(start):
-    tier = '{"type":"ASCEND_NPU","capacity":"700MB","priority":1}'  # the emulated device has 1 GiB
-    program = start("mooncake_client", *client_flags(config=f'{{"tiers":[{tier},{tier}]}}'))
-    assert program.wait() == 1
-    assert "$.tiers[1]" in program.output and "700 MiB are promised to other tiers" in program.output
+    for allocation, why in (("slab", "other tiers have 700 MiB"), ("direct", "700 MiB are promised to other tiers")):
+        # the emulated device has 1 GiB
+        tier = f'{{"type":"ASCEND_NPU","capacity":"700MB","priority":1,"allocation":"{allocation}"}}'
+        program = start("mooncake_client", *client_flags(config=f'{{"tiers":[{tier},{tier}]}}'))
+        assert program.wait() == 1
+        assert "$.tiers[1]" in program.output and why in program.output
     both = start("mooncake_client", *client_flags(config=f'{{"tiers":[{tier},{tier[:-1]},"device_id":1}}]}}'))
     both.wait_for("ready")

@@ -36,7 +36,7 @@ Result<std::unique_ptr<Devices>> Devices::Open() {
 
 Devices::~Devices() {
   for (size_t id = 0; id < devices_.size(); ++id) {
-    if (devices_[id].context.load() != nullptr) (void)functions().ResetDevice(static_cast<int32_t>(id));
+    if (devices_[id].context.load() != nullptr) (void)Insist(functions().ResetDevice, static_cast<int32_t>(id));
   }
   // Older runtimes have one init for the whole process, which torch_npu may still use: those are left to process exit.
   if (functions().FinalizeReference != nullptr) {
@@ -74,7 +74,10 @@ Result<void> Devices::OpenDevice(int32_t device_id) {
   Result<Context> context = nullptr;
   std::thread([&] {
     AclError rc = functions().SetDevice(device_id);
-    if (rc == kSuccess) rc = functions().GetCurrentContext(&*context);
+    if (rc == kSuccess) {
+      rc = functions().GetCurrentContext(&*context);
+      if (rc != kSuccess) (void)functions().ResetDevice(device_id);
+    }
     if (rc != kSuccess) {
       context =
           std::unexpected(MakeStatus(functions(), ErrorCode::INTERNAL_ERROR, rc,

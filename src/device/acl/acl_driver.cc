@@ -40,7 +40,7 @@ class AclDriver::Pinned final : public PinnedMemory {
   }
   ~Pinned() override {
     driver_.pinned_.Remove(bytes().data());
-    const AclError rc = driver_.devices_.functions().FreeHost(bytes().data());
+    const AclError rc = Insist(driver_.devices_.functions().FreeHost, bytes().data());
     if (rc != kSuccess) {
       log::Warn("{}", driver_.devices_
                           .Failed(device_id_, ErrorCode::INTERNAL_ERROR, rc,
@@ -122,7 +122,7 @@ void AclDriver::UnregisterHost(int32_t device_id, std::span<std::byte> memory) {
   pinned_.Remove(memory.data());
   const ScopedContext scope(devices_.functions(), devices_.OpenContext(device_id));
   AclError rc = scope.error();
-  if (rc == kSuccess) rc = devices_.functions().HostUnregister(memory.data());
+  if (rc == kSuccess) rc = Insist(devices_.functions().HostUnregister, memory.data());
   if (rc != kSuccess) {
     log::Warn("{}", devices_
                         .Failed(device_id, ErrorCode::INTERNAL_ERROR, rc,

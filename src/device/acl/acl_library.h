@@ -22,6 +22,13 @@ bool IsLibraryLoaded();
 
 // "MEMORY_ALLOCATION (device out of memory)"; "unknown" for numbers outside the table.
 std::string_view ErrorName(AclError error);
+// Calls a function that gives something back, once more if it fails: what it does not give back is lost for good.
+template <typename Function, typename... Args>
+AclError Insist(Function function, Args... args) {
+  const AclError rc = function(args...);
+  return rc == kSuccess ? rc : function(args...);
+}
+
 // True for numbers after which nothing on the device can be used by this process any more.
 bool MeansDeviceLost(AclError error);
 

@@ -80,7 +80,10 @@ size_t AclRuntime::DeviceBytes(size_t size) const {
 }
 
 Result<void> AclRuntime::Free(AscendUnifiedPointer block) {
-  if (const AclError rc = devices_->functions().Free(ToPointer(block)); rc != kSuccess) {
+  AclError rc = devices_->functions().Free(ToPointer(block));
+  // What is not taken back is lost until the process ends, so a passing failure gets a second chance.
+  if (rc != kSuccess) rc = devices_->functions().Free(ToPointer(block));
+  if (rc != kSuccess) {
     return std::unexpected(devices_->Failed(block.device_id, ErrorCode::INTERNAL_ERROR, rc,
                                             fmt::format("aclrtFree on NPU device {}", block.device_id)));
   }

@@ -62,11 +62,10 @@ class AclStream final : public NpuStream {
 
 AclStream::~AclStream() {
   const ScopedContext scope(functions_, context());
-  // Waits for what is queued. Tried twice: an abandoned stream would go on using memory.
-  AclError rc = functions_.DestroyStream(stream_);
-  if (rc != kSuccess) rc = functions_.DestroyStream(stream_);
+  // Waits for what is queued.
+  const AclError rc = Insist(functions_.DestroyStream, stream_);
   for (const auto& [mark, event] : marks_) idle_events_.push_back(event);
-  for (const Event event : idle_events_) (void)functions_.DestroyEvent(event);
+  for (const Event event : idle_events_) (void)Insist(functions_.DestroyEvent, event);
   if (rc != kSuccess) log::Error("{}", Failed(rc, "aclrtDestroyStream").error().ToString());
 }
 

@@ -30,6 +30,14 @@ TEST(AclErrorTest, KnownNumbersHaveNamesAndOthersDoNotFail) {
   EXPECT_EQ(acl::ErrorName(-1), "unknown");
 }
 
+TEST(AclErrorTest, EveryNumberThatIsActedOnHasAName) {
+  for (const int code : {100000, 100002, 100039, 107000, 107001, 107002, 107003, 107020, 107023, 107030,
+                         207000, 207001, 207007, 207008, 507001, 507010, 507013, 507033, 507046, 507047,
+                         507052, 507053, 507054, 507899, 507900, 507901, 507910, 507911}) {
+    EXPECT_NE(acl::ErrorName(code), "unknown") << code;
+  }
+}
+
 TEST(AclErrorTest, StatusSaysWhatFailedAndWhatTheRuntimeSays) {
   acl::FunctionTable functions;
   functions.GetRecentErrMsg = []() -> const char* { return "EL0004: no memory"; };
@@ -286,7 +294,9 @@ TEST_F(AclRuntimeTest, EveryFailingCallIsReportedWithItsNumber) {
        [&] { return status_of(runtime_->CopyHostToDevice(*block, 1000, bytes.data(), 1000)); }},
       {"aclrtMemcpy@1=507001", ErrorCode::DATA_COPY_FAILED, 507001,
        [&] { return status_of(runtime_->CopyDeviceToHost(read.data(), 1000, *block, 1000)); }},
-      {"aclrtFree@1=507899", ErrorCode::INTERNAL_ERROR, 507899, [&] { return status_of(runtime_->Free(*block)); }},
+      // A free is tried twice.
+      {"aclrtFree@1=507899;aclrtFree@2=507899", ErrorCode::INTERNAL_ERROR, 507899,
+       [&] { return status_of(runtime_->Free(*block)); }},
   };
   for (const Case& one : cases) {
     EmulatorProbe::Inject(one.rules);
@@ -297,6 +307,14 @@ TEST_F(AclRuntimeTest, EveryFailingCallIsReportedWithItsNumber) {
     EXPECT_NE(status.message().find(std::to_string(one.vendor_code)), std::string::npos) << status.message();
   }
   EXPECT_TRUE(runtime_->Free(*block));
+}
+
+TEST_F(AclRuntimeTest, FreeThatFailsOnceIsTriedAgain) {
+  const auto block = runtime_->Allocate(0, 1000);
+  ASSERT_TRUE(block);
+  EmulatorProbe::Inject("aclrtFree@1=507899");
+  EXPECT_TRUE(runtime_->Free(*block));
+  EXPECT_EQ(EmulatorProbe::LiveBlocks(), 0);
 }
 
 TEST_F(AclRuntimeTest, DeviceThatCannotBeBoundIsReportedAndCanBeTriedAgain) {

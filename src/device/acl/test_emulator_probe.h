@@ -4,6 +4,9 @@
 #include <aclemu.h>
 #include <dlfcn.h>
 
+#include <cstddef>
+#include <span>
+
 #include "common/check.h"
 
 namespace mooncake {
@@ -18,9 +21,27 @@ struct EmulatorProbe {
     return reinterpret_cast<decltype(&aclemu_live_allocs)>(Required("aclemu_live_allocs"))(device_id);
   }
   // Makes calls fail, "name@nth=code;..."; "" ends it.
-  static void Inject(const char* rules) {
-    const int rc = reinterpret_cast<decltype(&aclemu_inject)>(Required("aclemu_inject"))(rules);
-    MC_CHECK(rc == 0, "fault rules '{}' were refused", rules);
+  static void Inject(const char* rules) { MC_CHECK(TryInject(rules), "fault rules '{}' were refused", rules); }
+  // False when the emulator does not know such rules.
+  static bool TryInject(const char* rules) {
+    return reinterpret_cast<decltype(&aclemu_inject)>(Required("aclemu_inject"))(rules) == 0;
+  }
+  // Bytes of a device, behind the runtime's back.
+  static void Peek(const void* device_address, std::span<std::byte> bytes) {
+    const int rc =
+        reinterpret_cast<decltype(&aclemu_peek)>(Required("aclemu_peek"))(device_address, bytes.data(), bytes.size());
+    MC_CHECK(rc == 0, "{} B at {} are not in one block", bytes.size(), device_address);
+  }
+  static void Poke(void* device_address, std::span<const std::byte> bytes) {
+    const int rc =
+        reinterpret_cast<decltype(&aclemu_poke)>(Required("aclemu_poke"))(device_address, bytes.data(), bytes.size());
+    MC_CHECK(rc == 0, "{} B at {} are not in one block", bytes.size(), device_address);
+  }
+  // Calls of one ACL function so far, failed ones too.
+  static uint64_t Calls(const char* function) {
+    const uint64_t calls = reinterpret_cast<decltype(&aclemu_calls)>(Required("aclemu_calls"))(function);
+    MC_CHECK(calls != UINT64_MAX, "the emulator has no function {}", function);
+    return calls;
   }
   static aclemu_stats Stats() {
     aclemu_stats stats{};

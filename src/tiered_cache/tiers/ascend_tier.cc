@@ -62,8 +62,9 @@ Result<std::shared_ptr<AscendCacheTier>> AscendCacheTier::Open(const Options& op
   if (runtime->DeviceLost(device)) return std::unexpected(LostStatus(ErrorCode::INTERNAL_ERROR, device, what));
   const auto memory = MC_TRY(runtime->GetMemoryInfo(device));
   if (options.promised > memory.free_bytes || options.capacity > memory.free_bytes - options.promised) {
-    return Error(ErrorCode::INVALID_PARAMS, "{} does not fit on device {}: {} free of {}{}", what, device,
-                 FormatBytes(memory.free_bytes), FormatBytes(memory.total_bytes), PromisedText(options.promised));
+    return Error(ErrorCode::INVALID_PARAMS, "{} does not fit on device {}: {} free of {}{}{}", what, device,
+                 FormatBytes(memory.free_bytes), FormatBytes(memory.total_bytes), PromisedText(options.promised),
+                 options.taken == 0 ? "" : fmt::format("; other tiers have {}", FormatBytes(options.taken)));
   }
   if (LargestSizeWithin(*runtime, options.capacity, 1) == 0) {
     return Error(ErrorCode::INVALID_PARAMS, "{} holds no block: on device {} the smallest takes {} B", what, device,

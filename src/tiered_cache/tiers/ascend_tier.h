@@ -28,6 +28,7 @@ class AscendCacheTier final : public CacheTier {
     std::vector<std::string> tags;
     int32_t device_id = 0;
     size_t promised = 0;  // bytes that other tiers of this process may come to take from the device
+    size_t taken = 0;     // bytes that they have taken, so that the device does not call them free; for the error
     Allocation allocation = Allocation::kSlab;
     size_t slab_size = 0;  // bytes of device memory per slab; 0: all in one. Bounds the size of a block.
   };

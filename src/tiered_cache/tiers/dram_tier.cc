@@ -73,6 +73,14 @@ Result<void> CheckHugePages(const DramTier::Options& options) {
   return {};
 }
 
+// 0 or an errno. Kernels before 5.14 do not know the first call; the second takes the pages as well, only their mapping
+// is left to the first access. Neither ends in a bus error where pages are missing.
+int Populate(std::byte* base, int memfd, size_t at, size_t size) {
+  if (madvise(base + at, size, MADV_POPULATE_WRITE) == 0) return 0;
+  if (errno != EINVAL) return errno;
+  return fallocate(memfd, 0, static_cast<off_t>(at), static_cast<off_t>(size)) == 0 ? 0 : errno;
+}
+
 int HugeFlags(size_t huge_page_bytes) {
   if (huge_page_bytes == 0) return 0;
   return static_cast<int>(MFD_HUGETLB | (huge_page_bytes == kHuge1G ? MFD_HUGE_1GB : MFD_HUGE_2MB));
@@ -161,12 +169,8 @@ Result<std::shared_ptr<DramTier>> DramTier::Open(const Options& options) {
   if (options.numa_node) {
     MC_TRY(BindToNode(mapping->base, options.capacity, *options.numa_node));
     // The reservation is the host's, not the node's: only touching shows that the node has the pages.
-    if (options.huge_page_bytes != 0 && madvise(mapping->base, mapping->bytes, MADV_POPULATE_WRITE) != 0) {
-      const int error = errno;
-      if (error != EINVAL) {
-        const auto pool = GetHugePagePool(options.huge_page_bytes, options.numa_node);
-        return pool ? TooFewHugePages(options, *pool) : std::unexpected(pool.error());
-      }
+    if (options.huge_page_bytes != 0 && Populate(mapping->base, mapping->memfd, 0, mapping->bytes) != 0) {
+      return TooFewHugePages(options, MC_TRY(GetHugePagePool(options.huge_page_bytes, options.numa_node)));
     }
   }
   Info info{Uuid::Random(), "DRAM", MemoryType::DRAM, options.capacity, options.priority, options.tags};
@@ -193,16 +197,14 @@ DramTier::~DramTier() {
   while (!pins_.empty()) pins_.pop_back();
 }
 
-// Piece by piece, so that early pieces serve while late ones are still being touched. A failure ends the part that
-// failed only: pages that could not be touched come with the first put, or fail there; memory that is not page-locked
-// is copied by another path.
+// Piece by piece, so that early pieces serve while late ones are still being touched. Pages that cannot be had end it:
+// the host is short of memory, and page-locking would ask for the same ones. Memory that cannot be page-locked is
+// copied by another path, and still touched.
 void DramTier::RunBackground() {
-  bool touching = true;
   bool pinning = pin_with_ != nullptr;
-  for (size_t done = 0; done < mapping_->bytes && (touching || pinning) && !stopping_.load(); done += piece_bytes_) {
+  for (size_t done = 0; done < mapping_->bytes; done += piece_bytes_) {
     const size_t end = done + std::min(piece_bytes_, mapping_->bytes - done);
-    touching = touching && Touch(done, end);
-    if (stopping_.load()) break;
+    if (!Touch(done, end)) break;
     pinning = pinning && Pin(done, end);
   }
   ready_.store(true, std::memory_order_release);
@@ -210,11 +212,11 @@ void DramTier::RunBackground() {
 }
 
 bool DramTier::Touch(size_t begin, size_t end) {
-  for (size_t at = begin; at < end && !stopping_.load(); at += kTouchStep) {
-    const size_t step = std::min(kTouchStep, end - at);
-    if (madvise(mapping_->base + at, step, MADV_POPULATE_WRITE) == 0) continue;
-    // Older kernels lack it: pages then come with the first put. Out of memory must not pass in silence.
-    if (errno != EINVAL) log::Warn("touching DRAM tier pages at {}: {}", FormatBytes(at), std::strerror(errno));
+  for (size_t at = begin; at < end; at += kTouchStep) {
+    if (stopping_.load()) return false;
+    const int error = Populate(mapping_->base, mapping_->memfd, at, std::min(kTouchStep, end - at));
+    if (error == 0) continue;
+    log::Warn("touching DRAM tier pages at {}: {}", FormatBytes(at), std::strerror(error));
     return false;
   }
   return true;

@@ -65,6 +65,7 @@ class DramTier final : public CacheTier {
   static Result<std::unique_ptr<Mapping>> Map(const Options& options);
   DramTier(Info info, std::unique_ptr<Mapping> mapping, const Options& options);
   void RunBackground();
+  // Both on the background thread; false: do no more of it. Touch also when the tier is being destroyed.
   bool Touch(size_t begin, size_t end);
   bool Pin(size_t begin, size_t end);
   void Release(OffsetAllocator::Range range);
