@@ -105,6 +105,18 @@ TEST(BatchFaults, FiltersSeeTheWholeBatchAtTheCallAndEachEntryWhenItMoves) {
   });
 }
 
+TEST(StreamFilter, TheDefaultStreamIsNumber0ByEitherName) {
+  InProcess({}, [] {
+    Session acl;
+    aclrtStream by_name = nullptr;
+    ASSERT_EQ(aclrtCtxGetCurrentDefaultStream(&by_name), ACL_SUCCESS);
+    ASSERT_EQ(Inject("aclrtMemsetAsync[stream=0]@every:1=507899"), 0);
+    EXPECT_EQ(aclrtMemsetAsync(acl.device, 64, 1, 64, acl.stream), ACL_SUCCESS);
+    EXPECT_EQ(aclrtMemsetAsync(acl.device, 64, 1, 64, nullptr), 507899);
+    EXPECT_EQ(aclrtMemsetAsync(acl.device, 64, 1, 64, by_name), 507899);
+  });
+}
+
 TEST(PlaneFaults, RowsFailOneByOne) {
   InProcess({}, [] {
     Session acl;
