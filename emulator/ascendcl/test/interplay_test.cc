@@ -172,6 +172,21 @@ TEST(CapacityFault, ReachesPhysicalMemory) {
   });
 }
 
+TEST(CapacityFault, PassesTheCacheOfTheProcess) {
+  InProcess({{"ACLEMU_HBM", "128M"}, {"ACLEMU_CACHE", "1"}}, [] {
+    ASSERT_EQ(aclInit(nullptr), ACL_SUCCESS);
+    ASSERT_EQ(aclrtSetDevice(0), ACL_SUCCESS);
+    for (uint64_t left : {120, 100, 128, 4}) {
+      ASSERT_EQ(Inject(("dev0@t0=capacity:" + std::to_string(left) + "M").c_str()), 0);
+      EXPECT_EQ(FreeBytes(), left * kMiB);
+    }
+    void* block = nullptr;
+    EXPECT_EQ(aclrtMallocAlign32(&block, 6 * kMiB, ACL_MEM_MALLOC_HUGE_ONLY), ACL_ERROR_RT_MEMORY_ALLOCATION);
+    EXPECT_EQ(aclrtMallocAlign32(&block, 4 * kMiB, ACL_MEM_MALLOC_HUGE_ONLY), ACL_SUCCESS);
+    EXPECT_EQ(aclrtFree(block), ACL_SUCCESS);
+  });
+}
+
 // ---- races ----
 
 const Knobs kRace = {{"ACLEMU_RACE", "1"}, {"ACLEMU_SCHED", "lazy"}};
