@@ -166,6 +166,11 @@ FaultAction FaultPlan::Act(const FaultRule& rule, const FaultPoint& point, const
       if (action.code == ACL_SUCCESS) action.code = DefaultCode(point);
       break;
     case Effect::kDelay:
+      // The clock is the program's; a task that ends later must not move it.
+      if (IsVirtualTime() && point.moment == FaultPoint::Moment::kExec) {
+        action.later_ms = rule.delay_ms;
+        break;
+      }
       Pause(Clock::now() + std::chrono::milliseconds(rule.delay_ms), [&] { return stop != nullptr && stop->IsSet(); });
       break;
     case Effect::kHang:

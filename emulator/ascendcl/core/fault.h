@@ -67,6 +67,7 @@ struct FaultAction {
   Effect effect = Effect::kNone;
   aclError code = ACL_SUCCESS;
   double factor = 1;
+  uint64_t later_ms = 0;  // a delay that is left to the caller: of a task in virtual time
 };
 
 // Thread safe.

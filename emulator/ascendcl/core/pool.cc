@@ -158,6 +158,11 @@ bool DevicePool::Take(uint64_t bytes, bool huge, std::vector<Extent>* out) {
   return Settings().cache && bytes <= kCacheBytes ? TakeCached(bytes, huge, out) : TakeFresh(bytes, huge, out);
 }
 
+bool DevicePool::TakeAside(uint64_t bytes, std::vector<Extent>* out) {
+  out->clear();
+  return TakeFresh(bytes, true, out);
+}
+
 void DevicePool::GiveBack(const std::vector<Extent>& extents, bool huge) {
   std::vector<uint32_t> cold;
   {

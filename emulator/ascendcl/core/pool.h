@@ -30,6 +30,10 @@ class DevicePool {
   // Gives back what of the extents still belongs to this process.
   void Give(const std::vector<Extent>& extents, bool huge);
 
+  // The same for whole chunks that never become blocks: past the cache of ACLEMU_CACHE.
+  bool TakeAside(uint64_t bytes, std::vector<Extent>* out);
+  void GiveAside(const std::vector<Extent>& extents) { GiveBack(extents, true); }
+
   std::byte* At(uint64_t offset) const { return base_ + offset; }
   // Of all processes together, without what dead ones left.
   Room GetRoom();

@@ -119,6 +119,10 @@ void Runtime::NoticeLost(int id) {
   Event::changed().notify_all();
 }
 
+void Runtime::AwaitLostTasks(const std::function<bool()>& gone) {
+  if (any_lost_.load(std::memory_order_relaxed)) Pause(Clock::now() + std::chrono::seconds(1), gone);
+}
+
 void Runtime::WatchLost(int id) {
   if (!SharedDevice::Sharing() || device(id).lost_watched.exchange(true)) return;
   std::thread([this, id] {
@@ -133,7 +137,7 @@ void Runtime::LimitCapacity(int id, uint64_t bytes) {
   uint64_t total = pool(id).GetRoom().total;
   {
     std::lock_guard lock(d.tenant_mu);
-    if (!d.tenant_has.empty()) pool(id).Give(d.tenant_has, true);
+    if (!d.tenant_has.empty()) pool(id).GiveAside(d.tenant_has);
     d.tenant_has.clear();
     d.tenant_wants = bytes >= total ? 0 : (total - bytes) / kChunk * kChunk;
     d.has_tenant = d.tenant_wants > 0;
@@ -149,7 +153,7 @@ void Runtime::FeedTenant(int id) {
   std::vector<Extent> taken;
   while (d.tenant_wants > 0) {
     uint64_t bytes = std::min(d.tenant_wants, from.GetRoom().free_huge);
-    if (bytes == 0 || !from.Take(bytes, true, &taken)) return;
+    if (bytes == 0 || !from.TakeAside(bytes, &taken)) return;
     d.tenant_has.insert(d.tenant_has.end(), taken.begin(), taken.end());
     d.tenant_wants -= bytes;
   }

@@ -2,6 +2,7 @@
 #pragma once
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
@@ -127,7 +128,8 @@ class Runtime {
   // Ends the pending work of this process on a device that was lost, maybe by another process. The caller holds no
   // lock.
   void NoticeLost(int id);
-  bool AnyLost() const { return any_lost_.load(std::memory_order_relaxed); }
+  // Tasks of a lost device let go in a moment; before somebody is told that they still use what he frees.
+  void AwaitLostTasks(const std::function<bool()>& gone);
   // As if somebody else held all but that many bytes of the device; what is in use now goes to him when it is freed.
   void LimitCapacity(int id, uint64_t bytes);
   // Before memory is taken or counted: lets the other one have what has become free.

@@ -93,7 +93,11 @@ Outcome RunCopy(const Transfer& t) {
   int device = way.direction == Direction::kH2H ? -1 : way.device;
   FaultAction fault = FaultPlan::Get().Check({moment, t.api, direction, device, t.bytes, t.stream}, t.stop);
   Transfer timed{t.dst, t.src, t.bytes, t.api, t.async, t.stream, t.ready, t.stop};
-  if (fault.fires && ModelOn()) timed.ready = std::max(t.ready, Clock::now());  // after a delay
+  if (IsVirtualTime() && t.async) {
+    timed.ready += std::chrono::milliseconds(fault.later_ms);
+  } else if (fault.fires && ModelOn()) {
+    timed.ready = std::max(t.ready, Clock::now());  // after a delay
+  }
   bool partial = fault.effect == Effect::kPartial;
   if (fault.code != ACL_SUCCESS && !partial) return {fault.code, timed.ready};
   if (Stopped(t.stop)) return {ACL_SUCCESS, timed.ready};

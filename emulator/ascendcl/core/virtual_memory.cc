@@ -200,6 +200,14 @@ aclError VirtualMemory::Unmap(uintptr_t addr) {
   return ACL_SUCCESS;
 }
 
+uint32_t VirtualMemory::TasksAt(uintptr_t addr) {
+  std::lock_guard lock(mu_);
+  auto found = Around(addr);
+  if (found == reservations_.end()) return 0;
+  auto piece = found->second.pieces.find(addr);
+  return piece == found->second.pieces.end() ? 0 : TasksOn(found->second, addr, piece->second.memory->bytes);
+}
+
 aclError VirtualMemory::SetAccess(uintptr_t addr, uint64_t bytes, int device, bool allowed) {
   std::lock_guard lock(mu_);
   auto found = Around(addr);

@@ -47,6 +47,7 @@ class VirtualMemory {
 
   aclError Map(uintptr_t addr, uint64_t bytes, uint64_t handle);
   aclError Unmap(uintptr_t addr);
+  uint32_t TasksAt(uintptr_t addr);  // queued tasks that use the mapping which begins there
   // Lets another device use what is mapped in the range, or not.
   aclError SetAccess(uintptr_t addr, uint64_t bytes, int device, bool allowed);
   aclError GetAccess(uintptr_t addr, int device, bool* allowed);

@@ -30,6 +30,12 @@ struct Move {
   uint64_t bytes;
 };
 
+CallArgs ArgsOf(const BatchCall& call, const void* stream, bool has_stream) {
+  CallArgs args{.stream = stream, .has_stream = has_stream};
+  for (size_t i = 0; call.sizes != nullptr && i < std::min(call.count, kMaxBatch); ++i) args.bytes += call.sizes[i];
+  return args;
+}
+
 // Attribute k holds for the entries from attr_indexes[k] up to the next index.
 aclError CheckShape(const BatchCall& call) {
   if (call.dsts == nullptr || call.dest_maxs == nullptr || call.srcs == nullptr || call.sizes == nullptr) {
@@ -234,8 +240,8 @@ aclError PlaneAsync(Runtime& runtime, const PlaneCall& call, aclrtStream handle)
 ACLEMU_ENTRY(aclError)
 aclemu_impl_aclrtMemcpyBatch(void** dsts, size_t* dest_maxs, void** srcs, size_t* sizes, size_t count,
                              aclrtMemcpyBatchAttr* attrs, size_t* attr_indexes, size_t attr_count, size_t* fail_index) {
-  return Call(Api::aclrtMemcpyBatch, [&](Runtime& runtime) {
-    BatchCall call{dsts, dest_maxs, srcs, sizes, count, attrs, attr_indexes, attr_count};
+  const BatchCall call{dsts, dest_maxs, srcs, sizes, count, attrs, attr_indexes, attr_count};
+  return Call(Api::aclrtMemcpyBatch, ArgsOf(call, nullptr, false), [&](Runtime& runtime) {
     return WithFailIndex(fail_index, [&](size_t* index) { return Batch(runtime, call, index); });
   });
 }
@@ -244,8 +250,8 @@ ACLEMU_ENTRY(aclError)
 aclemu_impl_aclrtMemcpyBatchAsync(void** dsts, size_t* dest_maxs, void** srcs, size_t* sizes, size_t count,
                                   aclrtMemcpyBatchAttr* attrs, size_t* attr_indexes, size_t attr_count,
                                   size_t* fail_index, aclrtStream stream) {
-  return Call(Api::aclrtMemcpyBatchAsync, [&](Runtime& runtime) {
-    BatchCall call{dsts, dest_maxs, srcs, sizes, count, attrs, attr_indexes, attr_count};
+  const BatchCall call{dsts, dest_maxs, srcs, sizes, count, attrs, attr_indexes, attr_count};
+  return Call(Api::aclrtMemcpyBatchAsync, ArgsOf(call, stream, true), [&](Runtime& runtime) {
     return WithFailIndex(fail_index, [&](size_t* index) { return BatchAsync(runtime, call, index, stream); });
   });
 }
@@ -253,9 +259,10 @@ aclemu_impl_aclrtMemcpyBatchAsync(void** dsts, size_t* dest_maxs, void** srcs, s
 ACLEMU_ENTRY(aclError)
 aclemu_impl_aclrtMemcpyBatchV2(void** dsts, size_t* dest_maxs, void** srcs, size_t* sizes, size_t count,
                                aclrtMemcpyBatchAttr* attrs, size_t* attr_indexes, size_t attr_count) {
-  return Call(Api::aclrtMemcpyBatchV2, [&](Runtime& runtime) {
+  const BatchCall call{dsts, dest_maxs, srcs, sizes, count, attrs, attr_indexes, attr_count};
+  return Call(Api::aclrtMemcpyBatchV2, ArgsOf(call, nullptr, false), [&](Runtime& runtime) {
     size_t index = SIZE_MAX;
-    return Batch(runtime, {dsts, dest_maxs, srcs, sizes, count, attrs, attr_indexes, attr_count}, &index);
+    return Batch(runtime, call, &index);
   });
 }
 
@@ -263,16 +270,17 @@ ACLEMU_ENTRY(aclError)
 aclemu_impl_aclrtMemcpyBatchAsyncV2(void** dsts, size_t* dest_maxs, void** srcs, size_t* sizes, size_t count,
                                     aclrtMemcpyBatchAttr* attrs, size_t* attr_indexes, size_t attr_count,
                                     aclrtStream stream) {
-  return Call(Api::aclrtMemcpyBatchAsyncV2, [&](Runtime& runtime) {
+  const BatchCall call{dsts, dest_maxs, srcs, sizes, count, attrs, attr_indexes, attr_count};
+  return Call(Api::aclrtMemcpyBatchAsyncV2, ArgsOf(call, stream, true), [&](Runtime& runtime) {
     size_t index = SIZE_MAX;
-    return BatchAsync(runtime, {dsts, dest_maxs, srcs, sizes, count, attrs, attr_indexes, attr_count}, &index, stream);
+    return BatchAsync(runtime, call, &index, stream);
   });
 }
 
 ACLEMU_ENTRY(aclError)
 aclemu_impl_aclrtMemcpy2d(void* dst, size_t dst_pitch, const void* src, size_t src_pitch, size_t width, size_t height,
                           aclrtMemcpyKind kind) {
-  return Call(Api::aclrtMemcpy2d, [&](Runtime& runtime) {
+  return Call(Api::aclrtMemcpy2d, {.a = dst, .b = src, .bytes = width * height}, [&](Runtime& runtime) {
     PlaneCall call{dst, dst_pitch, src, src_pitch, width, height, kind};
     Place to, from;
     ACLEMU_TRY(CheckPlane(runtime, call, Rule::kC1, &to, &from));
@@ -284,7 +292,8 @@ aclemu_impl_aclrtMemcpy2d(void* dst, size_t dst_pitch, const void* src, size_t s
 ACLEMU_ENTRY(aclError)
 aclemu_impl_aclrtMemcpy2dAsync(void* dst, size_t dst_pitch, const void* src, size_t src_pitch, size_t width,
                                size_t height, aclrtMemcpyKind kind, aclrtStream stream) {
-  return Call(Api::aclrtMemcpy2dAsync, [&](Runtime& runtime) {
+  const CallArgs args{.a = dst, .b = src, .bytes = width * height, .stream = stream, .has_stream = true};
+  return Call(Api::aclrtMemcpy2dAsync, args, [&](Runtime& runtime) {
     return PlaneAsync(runtime, {dst, dst_pitch, src, src_pitch, width, height, kind}, stream);
   });
 }

@@ -52,6 +52,7 @@ aclError CheckHealth(Runtime& runtime, Api api, const CallArgs& args) {
   int64_t number = -1;
   if (args.has_stream) {
     auto stream = args.stream == nullptr ? nullptr : runtime.streams.Find(args.stream);
+    if (stream == nullptr) stream = runtime.default_streams.Find(args.stream);
     number = args.stream == nullptr ? 0 : stream != nullptr ? stream->number : -1;
   }
   FaultAction fault = plan.Check({FaultPoint::Moment::kCall, api, -1, device, args.bytes, number});

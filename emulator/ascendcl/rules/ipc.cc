@@ -140,6 +140,9 @@ aclError CloseImport(Runtime& runtime, const ShareKey& key, uintptr_t base) {
   };
   auto range = runtime.ranges.Remove(base, idle);
   if (range == nullptr && users > 0) {
+    runtime.AwaitLostTasks([&] { return (range = runtime.ranges.Remove(base, idle)) != nullptr; });
+  }
+  if (range == nullptr && users > 0) {
     ACLEMU_TRY(Strict(Rule::kV2, ACL_ERROR_RT_PARAM_INVALID, "%u queued tasks still use the imported memory", users));
     range = runtime.ranges.Remove(base, [](const Range&) { return true; });
   }
@@ -160,7 +163,7 @@ aclError CloseExport(const ShareKey& key) {
 
 ACLEMU_ENTRY(aclError)
 aclemu_impl_aclrtIpcMemGetExportKey(void* ptr, size_t size, char* key, size_t len, uint64_t flags) {
-  return Call(Api::aclrtIpcMemGetExportKey, [&](Runtime& runtime) {
+  return Call(Api::aclrtIpcMemGetExportKey, {.a = ptr, .bytes = size}, [&](Runtime& runtime) {
     if (ptr == nullptr || key == nullptr) return NullPointer("devPtr or key");
     if (size == 0 || len != kKeyChars + 1 || flags > ACL_RT_IPC_MEM_EXPORT_FLAG_DISABLE_PID_VALIDATION) {
       return Refuse(Rule::kV2, ACL_ERROR_RT_PARAM_INVALID, "size %zu, len %zu (must be 65), flags 0x%llx", size, len,
@@ -183,7 +186,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtIpcMemSetImportPid(const char* text, int
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtIpcMemImportByKey(void** ptr, const char* text, uint64_t flags) {
-  return Call(Api::aclrtIpcMemImportByKey, [&](Runtime& runtime) {
+  return Call(Api::aclrtIpcMemImportByKey, Out(ptr), [&](Runtime& runtime) {
     if (ptr == nullptr) return NullPointer("devPtr");
     ShareKey key;
     ACLEMU_TRY(ParseKey(text, &key));

@@ -142,10 +142,8 @@ aclError Release(Runtime& runtime, void* ptr, MemClass cls, Rule in_flight_rule,
     return users == 0;
   };
   *out = runtime.ranges.Remove(base, idle);
-  if (*out == nullptr && users > 0 && runtime.AnyLost()) {
-    // Tasks of a lost device let go in a moment.
-    Pause(Clock::now() + std::chrono::seconds(1),
-          [&] { return (*out = runtime.ranges.Remove(base, idle)) != nullptr; });
+  if (*out == nullptr && users > 0) {
+    runtime.AwaitLostTasks([&] { return (*out = runtime.ranges.Remove(base, idle)) != nullptr; });
   }
   if (*out == nullptr && users > 0) {
     ACLEMU_TRY(Strict(in_flight_rule, ACL_ERROR_RT_PARAM_INVALID, "%u queued tasks still use %p", users, ptr));

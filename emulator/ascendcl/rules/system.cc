@@ -56,7 +56,7 @@ aclError SameId(Runtime& runtime, int32_t id, int32_t* out) {
 }  // namespace
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtGetVersion(int32_t* major, int32_t* minor, int32_t* patch) {
-  return Call(Api::aclrtGetVersion, [&](Runtime&) {
+  return Call(Api::aclrtGetVersion, Out(major), [&](Runtime&) {
     if (major == nullptr || minor == nullptr || patch == nullptr) return NullPointer("a version part");
     *major = 1;
     *minor = Settings().release->api_minor;
@@ -66,7 +66,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtGetVersion(int32_t* major, int32_t* mino
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclsysGetCANNVersion(aclCANNPackageName name, aclCANNPackageVersion* version) {
-  return Call(Api::aclsysGetCANNVersion, NeedsInit::kNo, [&](Runtime&) {
+  return Call(Api::aclsysGetCANNVersion, NeedsInit::kNo, Out(version), [&](Runtime&) {
     if (version == nullptr) return NullPointer("version");
     if (static_cast<uint32_t>(name) > ACL_PKG_NAME_DRIVER) return Fail(ACL_ERROR_INVALID_PARAM, "package %d", name);
     if (name > ACL_PKG_NAME_RUNTIME) return Fail(ACL_ERROR_INVALID_FILE, "package %d is not installed", name);
@@ -92,7 +92,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclsysGetVersionStr(char* package, char* text
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclsysGetVersionNum(char* package, int32_t* number) {
-  return Call(Api::aclsysGetVersionNum, NeedsInit::kNo, [&](Runtime&) {
+  return Call(Api::aclsysGetVersionNum, NeedsInit::kNo, Out(number), [&](Runtime&) {
     if (package == nullptr || number == nullptr) return NullPointer("pkgName or versionNum");
     if (!IsKnownPackage(package)) return Fail(ACL_ERROR_INVALID_FILE, "package %s is not installed", package);
     Version v = PackageVersion();
@@ -111,7 +111,7 @@ ACLEMU_ENTRY(const char*) aclemu_impl_aclrtGetSocName(void) {
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtGetRunMode(aclrtRunMode* mode) {
-  return Call(Api::aclrtGetRunMode, [&](Runtime&) {
+  return Call(Api::aclrtGetRunMode, Out(mode), [&](Runtime&) {
     if (mode == nullptr) return NullPointer("mode");
     *mode = ACL_HOST;
     return ACL_SUCCESS;
@@ -119,7 +119,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtGetRunMode(aclrtRunMode* mode) {
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtGetDeviceInfo(uint32_t id, aclrtDevAttr attr, int64_t* value) {
-  return Call(Api::aclrtGetDeviceInfo, [&](Runtime& runtime) {
+  return Call(Api::aclrtGetDeviceInfo, Out(value), [&](Runtime& runtime) {
     if (value == nullptr) return NullPointer("value");
     ACLEMU_TRY(NeedDevice(runtime, id));
     return DeviceInfo(id, attr, value);
@@ -127,7 +127,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtGetDeviceInfo(uint32_t id, aclrtDevAttr 
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtGetDevicesTopo(uint32_t id, uint32_t other, uint64_t* links) {
-  return Call(Api::aclrtGetDevicesTopo, [&](Runtime& runtime) {
+  return Call(Api::aclrtGetDevicesTopo, Out(links), [&](Runtime& runtime) {
     if (links == nullptr) return NullPointer("value");
     ACLEMU_TRY(NeedDevice(runtime, id));
     ACLEMU_TRY(NeedDevice(runtime, other));
@@ -140,20 +140,20 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtGetDevicesTopo(uint32_t id, uint32_t oth
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtGetPhyDevIdByLogicDevId(int32_t id, int32_t* out) {
-  return Call(Api::aclrtGetPhyDevIdByLogicDevId, [&](Runtime& runtime) { return SameId(runtime, id, out); });
+  return Call(Api::aclrtGetPhyDevIdByLogicDevId, Out(out), [&](Runtime& runtime) { return SameId(runtime, id, out); });
 }
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtGetLogicDevIdByPhyDevId(int32_t id, int32_t* out) {
-  return Call(Api::aclrtGetLogicDevIdByPhyDevId, [&](Runtime& runtime) { return SameId(runtime, id, out); });
+  return Call(Api::aclrtGetLogicDevIdByPhyDevId, Out(out), [&](Runtime& runtime) { return SameId(runtime, id, out); });
 }
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtGetLogicDevIdByUserDevId(int32_t id, int32_t* out) {
-  return Call(Api::aclrtGetLogicDevIdByUserDevId, [&](Runtime& runtime) { return SameId(runtime, id, out); });
+  return Call(Api::aclrtGetLogicDevIdByUserDevId, Out(out), [&](Runtime& runtime) { return SameId(runtime, id, out); });
 }
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtGetUserDevIdByLogicDevId(int32_t id, int32_t* out) {
-  return Call(Api::aclrtGetUserDevIdByLogicDevId, [&](Runtime& runtime) { return SameId(runtime, id, out); });
+  return Call(Api::aclrtGetUserDevIdByLogicDevId, Out(out), [&](Runtime& runtime) { return SameId(runtime, id, out); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtDeviceGetBareTgid(int32_t* pid) {
-  return Call(Api::aclrtDeviceGetBareTgid, [&](Runtime&) {
+  return Call(Api::aclrtDeviceGetBareTgid, Out(pid), [&](Runtime&) {
     if (pid == nullptr) return NullPointer("pid");
     *pid = getpid();
     return ACL_SUCCESS;
@@ -161,7 +161,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtDeviceGetBareTgid(int32_t* pid) {
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtGetPrimaryCtxState(int32_t id, uint32_t* flags, int32_t* active) {
-  return Call(Api::aclrtGetPrimaryCtxState, [&](Runtime& runtime) {
+  return Call(Api::aclrtGetPrimaryCtxState, Out(active), [&](Runtime& runtime) {
     if (active == nullptr) return NullPointer("active");
     ACLEMU_TRY(NeedDevice(runtime, id));
     Device& device = runtime.device(id);

@@ -97,6 +97,7 @@ aclError MallocPhysical(Runtime& runtime, uint64_t size, const aclrtPhysicalMemP
   DevicePool& pool = runtime.pool(device);
   auto memory = std::make_shared<Physical>(pool, device);
   memory->huge = AttrOf(prop.memAttr) != Attr::kNormal;
+  runtime.FeedTenant(device);
   bool fits = size <= Settings().hbm_bytes && pool.Take(size, memory->huge, &memory->extents);
   if (!fits) {
     Bump(Stats().device_allocs_failed);
@@ -108,6 +109,7 @@ aclError MallocPhysical(Runtime& runtime, uint64_t size, const aclrtPhysicalMemP
   if (Settings().poison) {
     for (const Extent& extent : memory->extents) Fill(pool.At(extent.offset), extent.bytes, 0xA5);
   }
+  ChargeMalloc(size);
   *out = reinterpret_cast<void*>(VirtualMemory::Get().Add(std::move(memory)));
   return ACL_SUCCESS;
 }
@@ -169,18 +171,18 @@ aclError ReadShareable(const void* shareable, aclrtMemSharedHandleType type, std
 
 ACLEMU_ENTRY(aclError)
 aclemu_impl_aclrtReserveMemAddress(void** ptr, size_t size, size_t alignment, void* expect, uint64_t flags) {
-  return Call(Api::aclrtReserveMemAddress,
+  return Call(Api::aclrtReserveMemAddress, Out(ptr, {.bytes = size}),
               [&](Runtime&) { return Reserve(ptr, size, alignment, expect, flags, kUsual); });
 }
 
 ACLEMU_ENTRY(aclError)
 aclemu_impl_aclrtReserveMemAddressNoUCMemory(void** ptr, size_t size, size_t alignment, void* expect, uint64_t flags) {
-  return Call(Api::aclrtReserveMemAddressNoUCMemory,
+  return Call(Api::aclrtReserveMemAddressNoUCMemory, Out(ptr, {.bytes = size}),
               [&](Runtime&) { return Reserve(ptr, size, alignment, expect, flags, kNoUC); });
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtReleaseMemAddress(void* ptr) {
-  return Call(Api::aclrtReleaseMemAddress, [&](Runtime&) {
+  return Call(Api::aclrtReleaseMemAddress, {.a = ptr}, [&](Runtime&) {
     return ptr == nullptr ? NullPointer("virPtr") : VirtualMemory::Get().Release(Address(ptr));
   });
 }
@@ -188,7 +190,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtReleaseMemAddress(void* ptr) {
 ACLEMU_ENTRY(aclError)
 aclemu_impl_aclrtMallocPhysical(aclrtDrvMemHandle* handle, size_t size, const aclrtPhysicalMemProp* prop,
                                 uint64_t flags) {
-  return Call(Api::aclrtMallocPhysical, [&](Runtime& runtime) {
+  return Call(Api::aclrtMallocPhysical, Out(handle, {.bytes = size}), [&](Runtime& runtime) {
     if (handle == nullptr) return NullPointer("handle");
     uint64_t granularity = 0;
     ACLEMU_TRY(CheckProp(runtime, prop, &granularity));
@@ -200,14 +202,14 @@ aclemu_impl_aclrtMallocPhysical(aclrtDrvMemHandle* handle, size_t size, const ac
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtFreePhysical(aclrtDrvMemHandle handle) {
-  return Call(Api::aclrtFreePhysical, [&](Runtime&) {
+  return Call(Api::aclrtFreePhysical, {.a = handle}, [&](Runtime&) {
     return handle == nullptr ? NullPointer("handle") : VirtualMemory::Get().Free(Handle(handle));
   });
 }
 
 ACLEMU_ENTRY(aclError)
 aclemu_impl_aclrtMapMem(void* ptr, size_t size, size_t offset, aclrtDrvMemHandle handle, uint64_t flags) {
-  return Call(Api::aclrtMapMem, [&](Runtime&) {
+  return Call(Api::aclrtMapMem, {.a = ptr, .b = handle, .bytes = size}, [&](Runtime&) {
     if (ptr == nullptr || handle == nullptr) return NullPointer("virPtr or handle");
     if (offset != 0) return Wrong("offset must be 0, not", offset);
     if (flags != 0) return Wrong("flags must be 0, not", flags);
@@ -218,15 +220,17 @@ aclemu_impl_aclrtMapMem(void* ptr, size_t size, size_t offset, aclrtDrvMemHandle
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtUnmapMem(void* ptr) {
-  return Call(Api::aclrtUnmapMem, [&](Runtime&) {
-    return ptr == nullptr ? NullPointer("virPtr") : VirtualMemory::Get().Unmap(Address(ptr));
+  return Call(Api::aclrtUnmapMem, {.a = ptr}, [&](Runtime& runtime) {
+    if (ptr == nullptr) return NullPointer("virPtr");
+    runtime.AwaitLostTasks([&] { return VirtualMemory::Get().TasksAt(Address(ptr)) == 0; });
+    return VirtualMemory::Get().Unmap(Address(ptr));
   });
 }
 
 ACLEMU_ENTRY(aclError)
 aclemu_impl_aclrtMemGetAllocationGranularity(aclrtPhysicalMemProp* prop, aclrtMemGranularityOptions option,
                                              size_t* granularity) {
-  return Call(Api::aclrtMemGetAllocationGranularity, [&](Runtime& runtime) {
+  return Call(Api::aclrtMemGetAllocationGranularity, Out(granularity), [&](Runtime& runtime) {
     if (granularity == nullptr) return NullPointer("granularity");
     if (static_cast<uint32_t>(option) > ACL_RT_MEM_ALLOC_GRANULARITY_RECOMMENDED) {
       return Fail(ACL_ERROR_INVALID_PARAM, "option %d", static_cast<int>(option));
@@ -239,7 +243,7 @@ aclemu_impl_aclrtMemGetAllocationGranularity(aclrtPhysicalMemProp* prop, aclrtMe
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMemSetAccess(void* ptr, size_t size, aclrtMemAccessDesc* desc, size_t count) {
-  return Call(Api::aclrtMemSetAccess, [&](Runtime& runtime) {
+  return Call(Api::aclrtMemSetAccess, {.a = ptr, .bytes = size}, [&](Runtime& runtime) {
     if (ptr == nullptr || desc == nullptr) return NullPointer("virPtr or desc");
     if (size == 0 || count == 0) return Wrong("size or count", 0);
     ACLEMU_TRY(NeedContext());
@@ -253,7 +257,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMemSetAccess(void* ptr, size_t size, acl
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMemGetAccess(void* ptr, aclrtMemLocation* location, uint64_t* flags) {
-  return Call(Api::aclrtMemGetAccess, [&](Runtime& runtime) {
+  return Call(Api::aclrtMemGetAccess, Out(flags, {.a = ptr}), [&](Runtime& runtime) {
     if (ptr == nullptr || location == nullptr || flags == nullptr) return NullPointer("virPtr, location or flags");
     ACLEMU_TRY(CheckDevice(runtime, *location));
     bool allowed = false;
@@ -264,7 +268,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMemGetAccess(void* ptr, aclrtMemLocation
 }
 
 ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMemRetainAllocationHandle(void* ptr, aclrtDrvMemHandle* handle) {
-  return Call(Api::aclrtMemRetainAllocationHandle, [&](Runtime&) {
+  return Call(Api::aclrtMemRetainAllocationHandle, Out(handle, {.a = ptr}), [&](Runtime&) {
     if (ptr == nullptr || handle == nullptr) return NullPointer("virPtr or handle");
     uint64_t found = 0;
     ACLEMU_TRY(VirtualMemory::Get().Retain(Address(ptr), &found));
@@ -276,7 +280,7 @@ ACLEMU_ENTRY(aclError) aclemu_impl_aclrtMemRetainAllocationHandle(void* ptr, acl
 ACLEMU_ENTRY(aclError)
 aclemu_impl_aclrtMemExportToShareableHandle(aclrtDrvMemHandle handle, aclrtMemHandleType type, uint64_t flags,
                                             uint64_t* shareable) {
-  return Call(Api::aclrtMemExportToShareableHandle, [&](Runtime&) {
+  return Call(Api::aclrtMemExportToShareableHandle, Out(shareable, {.a = handle}), [&](Runtime&) {
     if (shareable == nullptr) return NullPointer("shareableHandle");
     if (type != ACL_MEM_HANDLE_TYPE_NONE)
       return Fail(ACL_ERROR_INVALID_PARAM, "handle type %d", static_cast<int>(type));
@@ -290,7 +294,7 @@ aclemu_impl_aclrtMemExportToShareableHandle(aclrtDrvMemHandle handle, aclrtMemHa
 ACLEMU_ENTRY(aclError)
 aclemu_impl_aclrtMemExportToShareableHandleV2(aclrtDrvMemHandle handle, uint64_t flags, aclrtMemSharedHandleType type,
                                               void* shareable) {
-  return Call(Api::aclrtMemExportToShareableHandleV2, [&](Runtime&) {
+  return Call(Api::aclrtMemExportToShareableHandleV2, {.a = handle}, [&](Runtime&) {
     if (shareable == nullptr) return NullPointer("shareableHandle");
     bool fabric = type == ACL_MEM_SHARE_HANDLE_TYPE_FABRIC;
     if (!fabric && type != ACL_MEM_SHARE_HANDLE_TYPE_DEFAULT) {
@@ -327,7 +331,7 @@ aclemu_impl_aclrtMemSetPidToShareableHandleV2(void* shareable, aclrtMemSharedHan
 
 ACLEMU_ENTRY(aclError)
 aclemu_impl_aclrtMemImportFromShareableHandle(uint64_t shareable, int32_t device, aclrtDrvMemHandle* handle) {
-  return Call(Api::aclrtMemImportFromShareableHandle, [&](Runtime& runtime) {
+  return Call(Api::aclrtMemImportFromShareableHandle, Out(handle), [&](Runtime& runtime) {
     ACLEMU_TRY(NeedDevice(runtime, device));
     return ImportHandle(runtime, FromNumber(shareable), handle);
   });
@@ -336,7 +340,7 @@ aclemu_impl_aclrtMemImportFromShareableHandle(uint64_t shareable, int32_t device
 ACLEMU_ENTRY(aclError)
 aclemu_impl_aclrtMemImportFromShareableHandleV2(void* shareable, aclrtMemSharedHandleType type, uint64_t flags,
                                                 aclrtDrvMemHandle* handle) {
-  return Call(Api::aclrtMemImportFromShareableHandleV2, [&](Runtime& runtime) {
+  return Call(Api::aclrtMemImportFromShareableHandleV2, Out(handle), [&](Runtime& runtime) {
     if (flags != 0) return Wrong("flags must be 0, not", flags);
     std::optional<ShareKey> key;
     ACLEMU_TRY(ReadShareable(shareable, type, &key));

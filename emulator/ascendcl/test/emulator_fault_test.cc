@@ -201,6 +201,15 @@ TEST(FaultEffects, DelayAndSlowTakeTheirTime) {
     uint64_t once = took();
     ASSERT_EQ(Inject("H2D@1=slow:10"), 0);
     EXPECT_EQ(took() - once, 9 * kBytes / 2);
+    // A delayed task does not move the program's clock before the program waits for it.
+    ASSERT_EQ(Inject("H2D@1=delay:50"), 0);
+    uint64_t begin = now();
+    ASSERT_EQ(aclrtMemcpyAsync(acl.device, 64, acl.pinned, 64, kH2D, acl.stream), ACL_SUCCESS);
+    EXPECT_EQ(aclrtSynchronizeStreamWithTimeout(acl.stream, 1), 507046);
+    EXPECT_LT(now() - begin, 2'000'000u);
+    EXPECT_EQ(aclrtSynchronizeStream(acl.stream), ACL_SUCCESS);
+    EXPECT_GE(now() - begin, 50'000'000u);
+    EXPECT_LT(now() - begin, 51'000'000u);
   });
 }
 

@@ -323,12 +323,14 @@ TEST(Timed, ChunksOfOneStreamFollowEachOtherWithoutGaps) {
     constexpr size_t kSize = kMiB;
     constexpr int kChunks = 16;
     Blocks blocks(0, kSize);
-    aclrtEvent begin = nullptr, end = nullptr;
-    ASSERT_EQ(aclrtCreateEvent(&begin), ACL_SUCCESS);
-    ASSERT_EQ(aclrtCreateEvent(&end), ACL_SUCCESS);
+    aclrtEvent gate = nullptr, begin = nullptr, end = nullptr;
+    for (aclrtEvent* event : {&gate, &begin, &end}) ASSERT_EQ(aclrtCreateEvent(event), ACL_SUCCESS);
+    // All is queued before the first chunk may run, so that a slow submit is no gap.
+    ASSERT_EQ(aclrtStreamWaitEvent(blocks.stream, gate), ACL_SUCCESS);
     ASSERT_EQ(aclrtRecordEvent(begin, blocks.stream), ACL_SUCCESS);
     for (int i = 0; i < kChunks; ++i) ASSERT_EQ(blocks.In(kSize), ACL_SUCCESS);
     ASSERT_EQ(aclrtRecordEvent(end, blocks.stream), ACL_SUCCESS);
+    ASSERT_EQ(aclrtRecordEvent(gate, nullptr), ACL_SUCCESS);
     ASSERT_EQ(aclrtSynchronizeStream(blocks.stream), ACL_SUCCESS);
     float ms = 0;
     ASSERT_EQ(aclrtEventElapsedTime(&ms, begin, end), ACL_SUCCESS);
