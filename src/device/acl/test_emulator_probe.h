@@ -37,6 +37,9 @@ struct EmulatorProbe {
         reinterpret_cast<decltype(&aclemu_poke)>(Required("aclemu_poke"))(device_address, bytes.data(), bytes.size());
     MC_CHECK(rc == 0, "{} B at {} are not in one block", bytes.size(), device_address);
   }
+  static bool IsDeviceMemory(const void* address) {
+    return reinterpret_cast<decltype(&aclemu_ptr_class)>(Required("aclemu_ptr_class"))(address) == ACLEMU_CLASS_DEVICE;
+  }
   // Calls of one ACL function so far, failed ones too.
   static uint64_t Calls(const char* function) {
     const uint64_t calls = reinterpret_cast<decltype(&aclemu_calls)>(Required("aclemu_calls"))(function);
