@@ -20,7 +20,7 @@ struct CopyEngineOptions {
   size_t slot_bytes = size_t{1} << 20;
   // Slots one copy through the ring takes while others are free.
   size_t slots_per_copy = 2;
-  size_t slots_per_relay = 4;
+  size_t slots_per_relay = 8;
   // Streams per device and direction.
   size_t lanes = 4;
   // Single copies below this are synchronous. Others are cut so that chunks of `chunk_bytes_min` and more overlap.
