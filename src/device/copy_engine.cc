@@ -10,6 +10,11 @@
 namespace mooncake {
 namespace {
 
+// Of two hops the first chunk's time is lost on one link, the last one's on the other: smaller chunks than where the
+// CPU keeps pace.
+constexpr size_t kChunksStaged = 4;
+constexpr size_t kChunksRelayed = 16;
+
 bool Aligned(const CopyEnd& end) {
   return end.address() % kAsyncAlignment == 0;
 }
@@ -96,13 +101,13 @@ void CopyEngine::AppendDirect(const NpuCopy& copy, std::vector<NpuCopy>& parts) 
   }
 }
 
-ChunkPlan CopyEngine::Plan(std::span<const NpuCopy> copies) const {
-  constexpr size_t kChunksAtLeast = 4;  // so that a copy of medium size overlaps as well
+// As many chunks at least, where they do not become too small, so that a copy of medium size overlaps as well.
+ChunkPlan CopyEngine::Plan(std::span<const NpuCopy> copies, size_t chunks, size_t bytes_min) const {
   size_t bytes = 0;
   for (const NpuCopy& copy : copies) bytes += copy.size;
-  constexpr size_t kStep = kChunksAtLeast * kAsyncAlignment;
-  const size_t quarter = (bytes + kStep - 1) / kStep * kAsyncAlignment;
-  return {copies, std::clamp(quarter, std::min(options_.chunk_bytes_min, options_.slot_bytes), options_.slot_bytes)};
+  const size_t step = chunks * kAsyncAlignment;
+  const size_t part = (bytes + step - 1) / step * kAsyncAlignment;
+  return {copies, std::clamp(part, std::min(bytes_min, options_.slot_bytes), options_.slot_bytes)};
 }
 
 void CopyEngine::TellNoLane(const Status& why) {
@@ -139,9 +144,9 @@ Result<void> CopyEngine::ThroughHost(const NpuCopy& copy) {
 Result<void> CopyEngine::RunStaged(Group& group, NpuStream& stream, std::span<const SlotRing::Slot> slots) {
   if (slots.empty()) return SynchronousEach(group.staged);
   if (group.direction == CopyDirection::kHostToDevice) {
-    return StageToDevice(stream, slots, Plan(group.staged), options_.patience);
+    return StageToDevice(stream, slots, Plan(group.staged, kChunksStaged, options_.chunk_bytes_min), options_.patience);
   }
-  return StageToHost(stream, slots, Plan(group.staged), options_.patience);
+  return StageToHost(stream, slots, Plan(group.staged, kChunksStaged, options_.chunk_bytes_min), options_.patience);
 }
 
 void CopyEngine::RunGroups(std::span<Group> groups) {
@@ -193,7 +198,8 @@ Result<void> CopyEngine::RunRelay(std::span<const NpuCopy> copies) {
   }
   const auto slots = source.ring.Acquire(options_.slots_per_relay);
   if (slots.empty()) return SynchronousEach(copies);
-  auto outcome = Relay(down->stream(), up->stream(), slots, Plan(copies), options_.patience);
+  auto outcome = Relay(down->stream(), up->stream(), slots,
+                       Plan(copies, kChunksRelayed, options_.relay_chunk_bytes_min), options_.patience);
   const std::string what = Describe(copies);
   outcome = down->Finish(std::move(outcome), options_.patience, what);
   outcome = up->Finish(std::move(outcome), options_.patience, what);

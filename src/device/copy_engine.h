@@ -23,10 +23,10 @@ struct CopyEngineOptions {
   size_t slots_per_relay = 4;
   // Streams per device and direction.
   size_t lanes = 4;
-  // Single copies below this are synchronous. Staged ones are cut into four chunks at least, each of `chunk_bytes_min`
-  // or more.
+  // Single copies below this are synchronous. Others are cut so that chunks of `chunk_bytes_min` and more overlap.
   size_t async_from_bytes = size_t{256} << 10;
   size_t chunk_bytes_min = size_t{64} << 10;
+  size_t relay_chunk_bytes_min = size_t{256} << 10;  // of two hops, each of which costs a submission and a wait
   // What is submitted at a time where no slot is needed.
   size_t direct_batch_bytes = size_t{8} << 20;
   size_t between_devices_batch_bytes = size_t{64} << 20;
@@ -78,7 +78,7 @@ class CopyEngine {
   bool WhollyPinned(const std::byte* at, size_t size) const;
   size_t DirectBatch(CopyDirection direction) const;
   void AppendDirect(const NpuCopy& copy, std::vector<NpuCopy>& parts) const;
-  ChunkPlan Plan(std::span<const NpuCopy> copies) const;
+  ChunkPlan Plan(std::span<const NpuCopy> copies, size_t chunks, size_t bytes_min) const;
   void TellNoLane(const Status& why);
 
   Result<void> Synchronous(const NpuCopy& copy);

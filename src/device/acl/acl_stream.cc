@@ -66,7 +66,8 @@ AclStream::~AclStream() {
   const AclError rc = Insist(functions_.DestroyStream, stream_);
   for (const auto& [mark, event] : marks_) idle_events_.push_back(event);
   for (const Event event : idle_events_) (void)Insist(functions_.DestroyEvent, event);
-  if (rc != kSuccess) log::Error("{}", Failed(rc, "aclrtDestroyStream").error().ToString());
+  // A device that is gone refuses this, too, and touches nothing any more.
+  if (rc != kSuccess && !MeansDeviceLost(rc)) log::Error("{}", Failed(rc, "aclrtDestroyStream").error().ToString());
 }
 
 AclError AclStream::SubmitEach(std::span<const NpuCopy> copies, const NpuCopy*& guilty) {
