@@ -459,7 +459,7 @@ TEST(Callback, AThreadThatAlwaysListensServesVirtualAndLazyStreams) {
 
 TEST(LostDevice, EndsABlockedCallbackAndLetsMemoryGo) {
   InProcess({}, [] {
-    Session* acl = new Session;  // its streams cannot be destroyed any more
+    static Session* const acl = new Session;  // its streams cannot be destroyed any more
     std::atomic<int> calls{0};
     ASSERT_EQ(aclrtSubscribeReport(Self(), acl->stream), ACL_SUCCESS);
     ASSERT_EQ(aclrtLaunchCallback(Count, &calls, ACL_CALLBACK_BLOCK, acl->stream), ACL_SUCCESS);
