@@ -154,6 +154,7 @@ Result<RealClientOptions> ReadSetup(const py::args& args, const py::kwargs& kwar
     tier.capacity_bytes = size;
     tier.path = "global_segment_size";
     options.tiers.tiers.push_back(std::move(tier));
+    options.tiers = MC_TRY(WithTierEnvironment(std::move(options.tiers), env::Get));
   }
   return options;
 }

@@ -411,23 +411,6 @@ Result<uint64_t> HugepagesOfEnvironment(const EnvLookup& lookup) {
                QuoteForMessage(size));
 }
 
-Result<TieredBackendConfig> WithEnvironment(Result<TieredBackendConfig> config, const EnvLookup& lookup) {
-  if (!config) return config;
-  const uint64_t page = MC_TRY(HugepagesOfEnvironment(lookup));
-  for (TierConfig& tier : config->tiers) {
-    if (tier.type != kDramTierType || tier.hugepage_bytes || page == 0) continue;
-    if (tier.capacity_bytes % page != 0) {
-      return Error(
-          ErrorCode::INVALID_PARAMS,
-          "{}: a capacity of {} B is not a multiple of the huge pages that {} asks for; the next one is {} B, or "
-          "say \"hugepages\": \"off\"",
-          config->Where(tier), tier.capacity_bytes, env::kUseHugepage.name, (tier.capacity_bytes / page + 1) * page);
-    }
-    tier.hugepage_bytes = page;
-  }
-  return config;
-}
-
 // `given` is what `origin` (an argument or variable) holds: the text itself or a path.
 Result<TieredBackendConfig> ParseTextOrFile(std::string_view given, std::string_view origin,
                                             const TierSupport& support) {
@@ -446,6 +429,23 @@ Result<TieredBackendConfig> ParseTextOrFile(std::string_view given, std::string_
 }
 
 }  // namespace
+
+Result<TieredBackendConfig> WithTierEnvironment(Result<TieredBackendConfig> config, const EnvLookup& lookup) {
+  if (!config) return config;
+  const uint64_t page = MC_TRY(HugepagesOfEnvironment(lookup));
+  for (TierConfig& tier : config->tiers) {
+    if (tier.type != kDramTierType || tier.hugepage_bytes || page == 0) continue;
+    if (tier.capacity_bytes % page != 0) {
+      return Error(
+          ErrorCode::INVALID_PARAMS,
+          "{}: a capacity of {} B is not a multiple of the huge pages that {} asks for; the next one is {} B, or "
+          "say \"hugepages\": \"off\"",
+          config->Where(tier), tier.capacity_bytes, env::kUseHugepage.name, (tier.capacity_bytes / page + 1) * page);
+    }
+    tier.hugepage_bytes = page;
+  }
+  return config;
+}
 
 std::vector<TierConfigKey> TierConfigKeys() {
   std::vector<TierConfigKey> keys;
@@ -508,7 +508,7 @@ Result<TieredBackendConfig> FindAndParse(std::optional<std::string_view> argumen
 
 Result<TieredBackendConfig> LoadTieredBackendConfig(std::optional<std::string_view> argument, const EnvLookup& lookup,
                                                     const TierSupport& support, std::string_view default_path) {
-  return WithEnvironment(FindAndParse(argument, lookup, support, default_path), lookup);
+  return WithTierEnvironment(FindAndParse(argument, lookup, support, default_path), lookup);
 }
 
 }  // namespace mooncake

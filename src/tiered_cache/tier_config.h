@@ -69,6 +69,10 @@ Result<TieredBackendConfig> ParseTieredBackendConfig(std::string_view text, std:
 
 using EnvLookup = std::function<std::optional<std::string>(const env::Variable&)>;  // env::Get outside tests
 
+// Fills in what the tiers leave to the environment (huge pages of DRAM tiers). LoadTieredBackendConfig does it by
+// itself.
+Result<TieredBackendConfig> WithTierEnvironment(Result<TieredBackendConfig> config, const EnvLookup& lookup);
+
 // Finds the configuration and parses it. In this order: the argument, MOONCAKE_TIRED_CONFIG, MOONCAKE_TIERED_CONFIG,
 // and, only when the argument is absent (nullopt, not empty), `default_path`. Blank counts as not given. An argument or
 // variable that starts with '{', '[', a comment or a byte order mark is the configuration itself, else a file path.

@@ -1,5 +1,6 @@
 """mooncake_bench: every figure is there and the file has its fixed shape. Values are not looked at: they are the machine's."""
 import json
+import os
 import subprocess
 
 import pytest
@@ -13,31 +14,48 @@ STORE_NAMES = [f"store.local_{what}" for what in (
     "store.memmove_1m_gbps", "store.master_kops"]
 
 
-def bench(*arguments):
+TIER_NAMES = [f"tier.{what}" for what in (
+    "hbm_efficiency_slab", "hbm_efficiency_direct", "alloc_slab_vs_direct", "copy_duplex_vs_model", "npu_to_npu_vs_model",
+    "dram_alloc_mops", "copy_h2d_gbps", "copy_d2h_gbps", "copy_d2d_gbps", "copy_h2d_vs_memmove",
+    "copy_batch_4k_vs_single")]
+
+
+def bench(*arguments, environment=None):
     return subprocess.run([BENCH, *map(str, arguments)], capture_output=True, text=True, stdin=subprocess.DEVNULL,
-                          timeout=200)
+                          timeout=200, env={**os.environ, **(environment or {})})
 
 
-def test_store_writes_every_figure(tmp_path):
-    out = tmp_path / "store.json"
-    result = bench("store", "--quick", "--runs=2", f"--json={out}")
+@pytest.mark.parametrize("command, names", [("store", STORE_NAMES), ("tier", TIER_NAMES)])
+def test_every_figure_is_written(command, names, tmp_path):
+    out = tmp_path / "figures.json"
+    result = bench(command, "--quick", "--runs=2", f"--json={out}")
     assert result.returncode == 0, result.stderr
     report = json.loads(out.read_text())
     assert report["version"] == 1
     assert report["host"]["cores"] > 0 and report["host"]["llc_bytes"] > 0 and report["host"]["iperf3"]
     figures = {figure["name"]: figure for figure in report["results"]}
     assert len(figures) == len(report["results"])
-    for name in STORE_NAMES:
+    for name in names:
         assert name in figures, name
         assert name in result.stdout
     for name, figure in figures.items():
         assert list(figure) == ["name", "value", "unit", "min", "max", "n", "against"]
         assert 0 < figure["min"] <= figure["value"] <= figure["max"], name
         assert figure["n"] >= 2
-        assert (figure["unit"] == "ratio") == (figure["against"] in ("memmove", "iperf3")), name
+        beside = ("memmove", "iperf3", "model", "direct", "one by one")
+        if "efficiency" in name:  # a part of the memory
+            assert figure["value"] <= 1 and figure["against"] == ""
+        else:
+            assert (figure["unit"] == "ratio") == (figure["against"] in beside), name
 
 
-@pytest.mark.parametrize("command", ["tier", "transfer", "bridge"])
+def test_tier_needs_two_devices():
+    result = bench("tier", "--quick", "--runs=1", environment={"ACLEMU_DEVICES": "1"})
+    assert result.returncode == 1
+    assert "needs two NPU devices, this process sees 1" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["transfer", "bridge"])
 def test_what_is_not_built_says_so(command):
     result = bench(command)
     assert result.returncode == 2
@@ -46,6 +64,7 @@ def test_what_is_not_built_says_so(command):
 
 @pytest.mark.parametrize("arguments, words", [
     ([], "no subcommand"), (["nope"], "unknown subcommand 'nope'"), (["store", "--runs=0"], "--runs 0"),
+    (["tier", "--threads=0"], "--threads 0"),
 ])
 def test_wrong_usage_exits_2(arguments, words):
     result = bench(*arguments)
