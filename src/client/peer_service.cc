@@ -154,8 +154,8 @@ void PeerService::Get(rpc::ServerCall call, protocol::GetRequest request) {
   if (!found->on_device) {
     std::vector<rpc::ConstSpan> payload;
     for (const auto& handle : found->handles) payload.push_back(std::get<HostRange>(AsMemoryRange(handle->data)));
-    return std::move(call).Reply(rpc::Encode(protocol::GetReply{found->objects, found->message}), std::move(payload),
-                                 found);
+    std::string body = rpc::Encode(protocol::GetReply{found->objects, found->message});
+    return std::move(call).Reply(std::move(body), std::move(payload), found);
   }
   rpc::RunOn(parts_.threads.stagers, std::move(call), [this, found, total](rpc::ServerCall held) {
     auto slot = parts_.staging.Acquire(held.deadline());

@@ -75,7 +75,8 @@ class TieredBackend {
   // A block of `size` bytes. Tried in order: the preferred tier if given, then (unless strict) the others by priority;
   // a full tier lets least recently used blocks go first. Where all that could go is in use right now, waits for room
   // until `wait_until`. size 0 yields a handle without memory: an empty value is a value. NO_AVAILABLE_HANDLE with the
-  // numbers of every tier when none can hold it (and the vendor code if a device refused); TIER_NOT_FOUND for an unknown preferred tier.
+  // numbers of every tier when none can hold it (and the vendor code if a device refused); TIER_NOT_FOUND for an
+  // unknown preferred tier.
   Result<AllocationHandle> Allocate(size_t size, std::optional<Uuid> preferred_tier = std::nullopt, bool strict = false,
                                     std::optional<Deadline> wait_until = std::nullopt);
   // Copies source into the handle's block.

@@ -1,4 +1,4 @@
-// Reads JSON.
+// Reads the JSON of settings and fault rules, strictly: what is unknown or doubled is refused with its place.
 #include "core/json.h"
 
 #include <cstdlib>

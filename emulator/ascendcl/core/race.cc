@@ -1,4 +1,4 @@
-// Race detection.
+// Race detection: hashes of sources, patterns in destinations, and which queued copies may overlap.
 #include "core/race.h"
 
 #include <cstring>

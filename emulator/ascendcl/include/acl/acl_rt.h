@@ -366,8 +366,8 @@ ACL_FUNC_VISIBILITY aclError aclrtEventGetTimestamp(aclrtEvent event, uint64_t* 
 ACL_FUNC_VISIBILITY aclError aclrtEventElapsedTime(float* ms, aclrtEvent startEvent, aclrtEvent endEvent);
 
 /* Virtual memory: addresses and physical memory apart. Sizes are multiples of the granularity (2 MiB; 1 GiB for HUGE1G
- * attributes), offsets are 0, a handle is mapped whole. Physical memory lives until its handle is freed and nothing maps
- * it, in any process. */
+ * attributes), offsets are 0, a handle is mapped whole. Physical memory lives until its handle is freed and nothing
+ * maps it, in any process. */
 typedef void* aclrtDrvMemHandle;
 
 typedef enum aclrtMemGranularityOptions {
