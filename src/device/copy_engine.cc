@@ -256,6 +256,7 @@ void CopyEngine::CopyMany(std::span<const NpuCopy> copies, std::span<Result<void
     }
   }
   std::vector<Group> groups;
+  groups.reserve(by_lane.size());
   for (auto& [key, group] : by_lane) groups.push_back(std::move(group));
   RunGroups(groups);
   for (const Group& group : groups) Settle(group.outcome, group.members, copies, results);
