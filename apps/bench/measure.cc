@@ -53,6 +53,12 @@ double Quantile(std::vector<double> samples, double p) {
   return std::lerp(samples[below], samples[above], at - static_cast<double>(below));
 }
 
+void Figures::Record(const std::string& name, double value, const char* unit, const char* against) {
+  const auto known = std::find_if(figures_.begin(), figures_.end(), [&](const auto& f) { return f.name == name; });
+  Figure& figure = known != figures_.end() ? *known : figures_.emplace_back(Figure{name, {}, unit, against});
+  figure.runs.push_back(value);
+}
+
 Host DescribeHost() {
   Host host;
   host.cpu = CpuModel();

@@ -7,6 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "common/status.h"
+
 namespace mooncake::bench {
 
 // Wall time of work() in seconds.
@@ -17,6 +19,15 @@ double Seconds(Work&& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+// Seconds of work, which returns a Result<void>.
+template <typename Work>
+Result<double> Timed(Work&& work) {
+  Result<void> result;
+  const double seconds = Seconds([&] { result = work(); });
+  MC_TRY(std::move(result));
+  return seconds;
+}
+
 // The p-th part (0..1) of the samples, which may be in any order; at least one.
 double Quantile(std::vector<double> samples, double p);
 
@@ -25,6 +36,16 @@ struct Figure {
   std::vector<double> runs;  // one value a run; pairs of a ratio are measured in the same run
   std::string unit;          // "GB/s", "us", "kops", "ratio"
   std::string against;       // what a ratio compares with; else empty
+};
+
+// Figures in the order of their first run.
+class Figures {
+ public:
+  void Record(const std::string& name, double value, const char* unit, const char* against = "");
+  std::vector<Figure> Take() { return std::move(figures_); }
+
+ private:
+  std::vector<Figure> figures_;
 };
 
 struct Host {

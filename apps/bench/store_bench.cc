@@ -108,7 +108,7 @@ class StoreBench {
     if (MC_TRY(peer.ReadLine(Deadline::After(kStartBudget))) != "ready")
       return Error(ErrorCode::INTERNAL_ERROR, "the second process did not say that it is ready");
     MC_TRY(Remote());
-    return StoreBenchResult{host_, std::move(figures_)};
+    return StoreBenchResult{host_, figures_.Take()};
   }
 
  private:
@@ -116,20 +116,9 @@ class StoreBench {
     if (options_.on_step) options_.on_step(fmt::format("{}: run {} of {}", what, run + 1, options_.runs));
   }
   void Record(const std::string& name, double value, const char* unit, const char* against = "") {
-    const auto known = std::find_if(figures_.begin(), figures_.end(), [&](const auto& f) { return f.name == name; });
-    Figure& figure = known != figures_.end() ? *known : figures_.emplace_back(Figure{name, {}, unit, against});
-    figure.runs.push_back(value);
+    figures_.Record(name, value, unit, against);
   }
   double WorkingSetGb() const { return static_cast<double>(sizes_.working_set) / 1e9; }
-
-  // Times work(), which may fail.
-  template <typename Work>
-  static Result<double> Timed(Work&& work) {
-    Result<void> result;
-    const double seconds = Seconds([&] { result = work(); });
-    MC_TRY(std::move(result));
-    return seconds;
-  }
 
   Result<void> Local() {
     const auto client = MC_TRY(OpenClient(master_->port(), sizes_.tier_bytes()));
@@ -289,7 +278,7 @@ class StoreBench {
   std::unique_ptr<MasterService> master_;
   std::vector<std::byte> user_;
   std::vector<std::byte> other_;
-  std::vector<Figure> figures_;
+  Figures figures_;
 };
 
 }  // namespace

@@ -71,15 +71,6 @@ Result<void> OnThreads(int count, const std::function<Result<void>(int)>& work) 
   return {};
 }
 
-// Seconds of work, which may fail.
-template <typename Work>
-Result<double> Timed(Work&& work) {
-  Result<void> result;
-  const double seconds = Seconds([&] { result = work(); });
-  MC_TRY(std::move(result));
-  return seconds;
-}
-
 class TierBench {
  public:
   explicit TierBench(const TierBenchOptions& options)
@@ -94,7 +85,7 @@ class TierBench {
     MC_TRY(AllocationRates());
     MC_TRY(Copies());
     MC_TRY(ThroughHost());
-    return TierBenchResult{host_, std::move(figures_)};
+    return TierBenchResult{host_, figures_.Take()};
   }
 
  private:
@@ -124,9 +115,7 @@ class TierBench {
     if (options_.on_step) options_.on_step(fmt::format("{}: run {} of {}", what, run + 1, options_.runs));
   }
   void Record(const std::string& name, double value, const char* unit, const char* against = "") {
-    const auto known = std::find_if(figures_.begin(), figures_.end(), [&](const auto& f) { return f.name == name; });
-    Figure& figure = known != figures_.end() ? *known : figures_.emplace_back(Figure{name, {}, unit, against});
-    figure.runs.push_back(value);
+    figures_.Record(name, value, unit, against);
   }
   // GB/s of a path, and its ratio to the model's rate and to memmove's in the same run.
   void RecordCopy(const std::string& path, size_t bytes, double seconds, const char* model, double memmove_seconds) {
@@ -325,7 +314,7 @@ class TierBench {
   Host host_;
   std::shared_ptr<NpuRuntime> runtime_;
   std::unique_ptr<DataCopier> copier_;
-  std::vector<Figure> figures_;
+  Figures figures_;
 };
 
 }  // namespace
