@@ -12,8 +12,13 @@ std::optional<std::string> Get(const Variable& variable) {
 }
 
 std::span<const Variable* const> All() {
-  static constexpr const Variable* kAll[] = {
-      &kTieredConfigSeedSpelling, &kTieredConfig, &kLogLevel, &kAclLibrary, &kUseHugepage, &kHugepageSize};
+  static constexpr const Variable* kAll[] = {&kTieredConfigSeedSpelling,
+                                             &kTieredConfig,
+                                             &kLogLevel,
+                                             &kAclLibrary,
+                                             &kNpuStaging,
+                                             &kUseHugepage,
+                                             &kHugepageSize};
   return kAll;
 }
 

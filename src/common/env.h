@@ -19,6 +19,9 @@ inline constexpr Variable kTieredConfig{"MOONCAKE_TIERED_CONFIG",
 inline constexpr Variable kLogLevel{"MC_LOG_LEVEL", "debug | info | warn | error | off (default info)"};
 inline constexpr Variable kAclLibrary{"MC_ACL_LIBRARY",
                                       "path of the ACL runtime library (default: libascendcl.so, then libacl_rt.so)"};
+inline constexpr Variable kNpuStaging{
+    "MC_NPU_STAGING",
+    "page-locked memory per NPU that copies of ordinary host memory pass through (default 16MB); 0: the driver's way"};
 inline constexpr Variable kUseHugepage{"MC_STORE_USE_HUGEPAGE",
                                        "1: DRAM tiers on huge pages, unless a tier says \"hugepages\" itself"};
 inline constexpr Variable kHugepageSize{"MC_STORE_HUGEPAGE_SIZE",

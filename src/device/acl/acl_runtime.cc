@@ -4,6 +4,8 @@
 #include <limits>
 #include <vector>
 
+#include "common/byte_size.h"
+#include "common/env.h"
 #include "common/log.h"
 
 namespace mooncake {
@@ -33,6 +35,19 @@ PagePlan PlanPages(size_t size, size_t padding) {
   if (size > kMax - kHugePage - kRounding - padding) return {policy, kMax};
   const size_t padded = (size + kRounding - 1) / kRounding * kRounding + padding;
   return {policy, (padded + page - 1) / page * page};
+}
+
+Result<CopyEngineOptions> StagingOptions(const std::optional<std::string>& ring_size) {
+  constexpr size_t kMost = size_t{16} << 30;
+  CopyEngineOptions options;
+  if (!ring_size || ring_size->empty()) return options;
+  const auto bytes = ParseByteSize(*ring_size);
+  if (!bytes || (*bytes != 0 && *bytes < options.slot_bytes) || *bytes > kMost) {
+    return Error(ErrorCode::INVALID_PARAMS, "{}={} is not allowed: 0, or a size from {} to {}", env::kNpuStaging.name,
+                 *ring_size, FormatBytes(options.slot_bytes), FormatBytes(kMost));
+  }
+  options.ring_bytes = *bytes;
+  return options;
 }
 
 AclRuntime::AclRuntime(std::unique_ptr<Devices> devices, CopyEngineOptions options)
@@ -174,7 +189,8 @@ bool NpuSupportBuilt() {
 Result<std::shared_ptr<NpuRuntime>> OpenNpuRuntime() {
   std::lock_guard lock(runtime_mutex);
   if (auto runtime = shared_runtime.lock()) return runtime;
-  std::shared_ptr<NpuRuntime> runtime = MC_TRY(acl::AclRuntime::Open());
+  const CopyEngineOptions options = MC_TRY(acl::StagingOptions(env::Get(env::kNpuStaging)));
+  std::shared_ptr<NpuRuntime> runtime = MC_TRY(acl::AclRuntime::Open(options));
   shared_runtime = runtime;
   return runtime;
 }

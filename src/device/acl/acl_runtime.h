@@ -2,6 +2,8 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <string>
 
 #include "device/acl/acl_devices.h"
 #include "device/acl/acl_driver.h"
@@ -9,6 +11,9 @@
 #include "device/npu_runtime.h"
 
 namespace mooncake::acl {
+
+// Options from MC_NPU_STAGING's text (nullopt: unset): a size from one slot to 16 GiB, or 0. INVALID_PARAMS else.
+Result<CopyEngineOptions> StagingOptions(const std::optional<std::string>& ring_size);
 
 // One per process (OpenNpuRuntime shares it). All calls may come from any thread at once.
 class AclRuntime final : public NpuRuntime, public std::enable_shared_from_this<AclRuntime> {

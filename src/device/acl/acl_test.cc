@@ -309,6 +309,19 @@ TEST_F(AclRuntimeTest, EveryFailingCallIsReportedWithItsNumber) {
   EXPECT_TRUE(runtime_->Free(*block));
 }
 
+TEST(StagingOptionsTest, SizeOfTheRingIsReadAndChecked) {
+  EXPECT_EQ(acl::StagingOptions(std::nullopt)->ring_bytes, size_t{16} << 20);
+  EXPECT_EQ(acl::StagingOptions("")->ring_bytes, size_t{16} << 20);
+  EXPECT_EQ(acl::StagingOptions("64MB")->ring_bytes, size_t{64} << 20);
+  EXPECT_EQ(acl::StagingOptions("0")->ring_bytes, 0u);
+  for (const char* wrong : {"many", "-1", "1KB", "17GB", "16 slots"}) {
+    const auto options = acl::StagingOptions(wrong);
+    ASSERT_FALSE(options) << wrong;
+    EXPECT_EQ(options.error().code(), ErrorCode::INVALID_PARAMS);
+    EXPECT_NE(options.error().message().find("MC_NPU_STAGING="), std::string::npos) << options.error().message();
+  }
+}
+
 TEST_F(AclRuntimeTest, FreeThatFailsOnceIsTriedAgain) {
   const auto block = runtime_->Allocate(0, 1000);
   ASSERT_TRUE(block);
