@@ -13,7 +13,8 @@ namespace mooncake {
 // Costs one load per Notify while nobody waits. Any thread.
 class RoomSignal {
  public:
-  // What is given back after a Waiter was made, and not seen by an attempt made after that, ends its next Wait.
+  // What is given back after a Waiter was made ends its next Wait. Memory that is freed at the very moment a waiter
+  // enters may be missed (a fence for that would cost every free), so waiters look again by themselves after a while.
   class Waiter {
    public:
     explicit Waiter(RoomSignal& signal) : signal_(signal), seen_(signal.Enter()) {}
@@ -34,8 +35,7 @@ class RoomSignal {
 
   // After the room is back.
   void Notify() {
-    std::atomic_thread_fence(std::memory_order_seq_cst);  // pairs with Enter: one of the two sees the other
-    if (waiters_.load(std::memory_order_relaxed) == 0) return;
+    if (waiters_.load() == 0) return;
     {
       std::lock_guard lock(mutex_);
       ++generation_;
@@ -46,7 +46,6 @@ class RoomSignal {
  private:
   uint64_t Enter() {
     waiters_.fetch_add(1);
-    std::atomic_thread_fence(std::memory_order_seq_cst);
     std::lock_guard lock(mutex_);
     return generation_;
   }

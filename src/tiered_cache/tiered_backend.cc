@@ -152,7 +152,7 @@ Result<AllocationHandle> TieredBackend::Allocate(size_t size, std::optional<Uuid
       refusal = {};
       if (auto handle = TryCandidates(candidates, size, refusal)) return handle;
       MC_TRY(CheckRunning());
-      // A reader that lets go of a block makes no sound, hence the look again.
+      // A reader that lets go of a block makes no sound, hence the look again (see RoomSignal, too).
       waiter.Wait(std::min(Deadline::After(kLookAgain), *wait_until,
                            [](const Deadline& a, const Deadline& b) { return a.time() < b.time(); }));
     } while (!wait_until->Passed());
