@@ -308,6 +308,24 @@ TEST_F(AclCopyTest, EveryFailingCallIsAnErrorOrMadeGood) {
   }
 }
 
+// The fixture's end looks for streams, registrations and calls in the wrong context.
+TEST_F(AclCopyTest, SwitchThatFailsInPassingLosesNothingThatIsGivenBack) {
+  const Bytes host = Pattern(4 * kMiB);
+  for (const int nth : {1, 2, 3, 4}) {
+    Open({});
+    HostPages registered(kMiB);
+    auto registration = runtime_->RegisterHost(1, registered.bytes());
+    for (const int32_t device : {0, 1}) {
+      ASSERT_TRUE(runtime_->CopyHostToDevice(Block(device, host.size()), host.size(), host.data(), host.size()));
+    }
+    blocks_.clear();
+    EmulatorProbe::Inject(fmt::format("aclrtSetCurrentContext@{}=107002", nth).c_str());
+    if (registration) registration->reset();
+    runtime_.reset();
+    EmulatorProbe::Inject("");
+  }
+}
+
 TEST_F(AclCopyTest, CopyThatHangsIsAbortedAndItsLaneReplaced) {
   if (functions().StreamAbort == nullptr) GTEST_SKIP() << "release without an abort";
   Open({.patience = std::chrono::milliseconds(100)});

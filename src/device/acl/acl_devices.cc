@@ -12,12 +12,13 @@ namespace mooncake::acl {
 ScopedContext::ScopedContext(const FunctionTable& functions, Context wanted) : functions_(functions) {
   if (functions_.GetCurrentContext(&saved_) != kSuccess) saved_ = nullptr;
   if (saved_ == wanted) return;
-  error_ = functions_.SetCurrentContext(wanted);
+  // What is to be given back on the device would be lost with a switch that fails in passing.
+  error_ = Insist(functions_.SetCurrentContext, wanted);
   switched_ = error_ == kSuccess;
 }
 
 ScopedContext::~ScopedContext() {
-  if (switched_ && saved_ != nullptr) (void)functions_.SetCurrentContext(saved_);
+  if (switched_ && saved_ != nullptr) (void)Insist(functions_.SetCurrentContext, saved_);
 }
 
 Result<std::unique_ptr<Devices>> Devices::Open() {

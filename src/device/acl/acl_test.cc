@@ -93,6 +93,7 @@ TEST_F(AclLoadTest, ThinRuntimeLibraryServesAsWell) {
 struct ContextCalls {
   static inline Context current = nullptr;
   static inline acl::AclError set_result = acl::kSuccess;
+  static inline int refusals = 0;  // of the next switches, before set_result counts
   static inline std::vector<Context> set;
 
   static acl::FunctionTable Table() {
@@ -103,6 +104,10 @@ struct ContextCalls {
     };
     functions.SetCurrentContext = [](Context wanted) -> acl::AclError {
       set.push_back(wanted);
+      if (refusals > 0) {
+        --refusals;
+        return 107000;
+      }
       if (set_result == acl::kSuccess) current = wanted;
       return set_result;
     };
@@ -111,6 +116,7 @@ struct ContextCalls {
   static void Reset(Context now) {
     current = now;
     set_result = acl::kSuccess;
+    refusals = 0;
     set.clear();
   }
 };
@@ -156,8 +162,21 @@ TEST(ScopedContextTest, RefusedSwitchIsReportedAndNothingIsSetBack) {
     const acl::ScopedContext scope(functions, Named(2));
     EXPECT_EQ(scope.error(), 107000);
   }
-  EXPECT_EQ(ContextCalls::set, std::vector<Context>{Named(2)});
+  EXPECT_EQ(ContextCalls::set, (std::vector<Context>{Named(2), Named(2)})) << "once more, then it is an error";
   EXPECT_EQ(ContextCalls::current, Named(1));
+}
+
+TEST(ScopedContextTest, SwitchThatFailsInPassingIsTriedAgainInBothDirections) {
+  const acl::FunctionTable functions = ContextCalls::Table();
+  ContextCalls::Reset(Named(1));
+  ContextCalls::refusals = 1;
+  {
+    const acl::ScopedContext scope(functions, Named(2));
+    EXPECT_EQ(scope.error(), acl::kSuccess);
+    EXPECT_EQ(ContextCalls::current, Named(2));
+    ContextCalls::refusals = 1;
+  }
+  EXPECT_EQ(ContextCalls::current, Named(1)) << "the application goes on with its own device";
 }
 
 // --- on the emulator ---
