@@ -34,7 +34,8 @@ Result<FunctionTable> FillTable(void* library, const std::string& path) {
 }
 
 std::vector<std::string> Candidates() {
-  if (const auto configured = env::Get(env::kAclLibrary)) return {*configured};
+  // An empty name would be the program itself.
+  if (const auto configured = env::Get(env::kAclLibrary); configured && !configured->empty()) return {*configured};
   return {"libascendcl.so", "libacl_rt.so"};
 }
 
