@@ -308,6 +308,24 @@ TEST_F(AclCopyTest, EveryFailingCallIsAnErrorOrMadeGood) {
   }
 }
 
+// The runtime keeps its last text per thread until somebody asks, and says nothing about some failures.
+TEST_F(AclCopyTest, FailureIsNotExplainedByAnEarlierOneThatWasExpected) {
+  const Bytes host = Pattern(4 * kMiB);
+  const auto a = Block(0, host.size());
+  std::thread([&] {  // without a context: asking for the current one fails
+    EmulatorProbe::Inject("H2D@1:exec=507899");
+    const auto up = runtime_->CopyHostToDevice(a, host.size(), host.data(), host.size());
+    ASSERT_FALSE(up);
+    EXPECT_EQ(up.error().message().find("no device"), std::string::npos) << up.error().ToString();
+  })
+      .join();
+  const auto b = Block(1, host.size());
+  EmulatorProbe::Inject("aclrtDeviceCanAccessPeer@1=207000;D2H@1:exec=507899");
+  const auto across = runtime_->CopyDeviceToDevice(b, host.size(), a, host.size());
+  ASSERT_FALSE(across);
+  EXPECT_EQ(across.error().message().find("injected fault"), std::string::npos) << across.error().ToString();
+}
+
 // The fixture's end looks for streams, registrations and calls in the wrong context.
 TEST_F(AclCopyTest, SwitchThatFailsInPassingLosesNothingThatIsGivenBack) {
   const Bytes host = Pattern(4 * kMiB);

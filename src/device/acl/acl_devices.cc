@@ -9,8 +9,22 @@
 
 namespace mooncake::acl {
 
+namespace {
+
+// Older runtimes have one init for the whole process, which torch_npu may still use: those are left to process exit.
+void DropInit(const FunctionTable& functions) {
+  if (functions.FinalizeReference == nullptr) return;
+  uint64_t left = 0;
+  (void)functions.FinalizeReference(&left);
+}
+
+}  // namespace
+
 ScopedContext::ScopedContext(const FunctionTable& functions, Context wanted) : functions_(functions) {
-  if (functions_.GetCurrentContext(&saved_) != kSuccess) saved_ = nullptr;
+  if (functions_.GetCurrentContext(&saved_) != kSuccess) {
+    saved_ = nullptr;
+    DropErrorText(functions_);
+  }
   if (saved_ == wanted) return;
   // What is to be given back on the device would be lost with a switch that fails in passing.
   error_ = Insist(functions_.SetCurrentContext, wanted);
@@ -29,7 +43,9 @@ Result<std::unique_ptr<Devices>> Devices::Open() {
   }
   uint32_t count = 0;
   if (const AclError rc = functions.GetDeviceCount(&count); rc != kSuccess) {
-    return std::unexpected(MakeStatus(functions, ErrorCode::INTERNAL_ERROR, rc, "aclrtGetDeviceCount"));
+    const Status status = MakeStatus(functions, ErrorCode::INTERNAL_ERROR, rc, "aclrtGetDeviceCount");
+    DropInit(functions);
+    return std::unexpected(status);
   }
   log::Info("ACL runtime {}: {} NPU device(s) visible", library.path, count);
   return std::unique_ptr<Devices>(new Devices(std::move(library), count));
@@ -39,11 +55,7 @@ Devices::~Devices() {
   for (size_t id = 0; id < devices_.size(); ++id) {
     if (devices_[id].context.load() != nullptr) (void)Insist(functions().ResetDevice, static_cast<int32_t>(id));
   }
-  // Older runtimes have one init for the whole process, which torch_npu may still use: those are left to process exit.
-  if (functions().FinalizeReference != nullptr) {
-    uint64_t left = 0;
-    (void)functions().FinalizeReference(&left);
-  }
+  DropInit(functions());
 }
 
 Result<void> Devices::CheckUsable(int32_t device_id, ErrorCode when_lost) {

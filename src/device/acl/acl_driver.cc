@@ -79,7 +79,9 @@ bool AclDriver::LooksPinned(int32_t device_id, const std::byte* at, size_t size)
     return functions.PointerGetAttributes(address, &attributes) == kSuccess &&
            attributes.location.type == kLocationHost;
   };
-  return scope.error() == kSuccess && pinned(at) && pinned(at + size - 1);
+  const bool both = scope.error() == kSuccess && pinned(at) && pinned(at + size - 1);
+  if (!both) DropErrorText(functions);
+  return both;
 }
 
 Result<void> AclDriver::RegisterHost(int32_t device_id, std::span<std::byte> memory) {
@@ -207,6 +209,7 @@ bool AclDriver::AskForPeerAccess(int32_t from, int32_t to) {
   }
   if (rc == kSuccess) rc = EnableOneWay(to, from);
   if (rc == kSuccess) return true;
+  DropErrorText(devices_.functions());
   log::Warn("copies between NPU devices {} and {} go through host memory: {} answers {} {}", from, to, step, rc,
             ErrorName(rc));
   return false;

@@ -109,6 +109,10 @@ bool MeansDeviceLost(AclError error) {
   return std::ranges::find(kLost, error) != kLost.end();
 }
 
+void DropErrorText(const FunctionTable& functions) {
+  (void)functions.GetRecentErrMsg();  // asking clears it
+}
+
 Status MakeStatus(const FunctionTable& functions, ErrorCode code, AclError error, std::string_view what) {
   const char* detail = functions.GetRecentErrMsg();
   std::string text = fmt::format("{}: ACL error {} {}", what, error, ErrorName(error));

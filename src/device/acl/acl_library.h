@@ -32,6 +32,10 @@ AclError Insist(Function function, Args... args) {
 // True for numbers after which nothing on the device can be used by this process any more.
 bool MeansDeviceLost(AclError error);
 
+// Forgets what the runtime said about a failure that was expected, so that it is not taken for the text of a later one
+// that comes without.
+void DropErrorText(const FunctionTable& functions);
+
 // Status for a failed call: "aclrtMalloc(4096 B) on device 0: 207001 MEMORY_ALLOCATION ...; runtime says: ...".
 Status MakeStatus(const FunctionTable& functions, ErrorCode code, AclError error, std::string_view what);
 

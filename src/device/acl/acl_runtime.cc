@@ -161,11 +161,15 @@ std::optional<int32_t> AclRuntime::DeviceOf(const void* address) const {
   if (functions.PointerGetAttributes == nullptr) return std::nullopt;
   // The question needs some context. A thread without one gets one of ours; without any device open there is none.
   Context current = nullptr;
-  if (functions.GetCurrentContext(&current) != kSuccess) current = devices_->AnyContext();
+  if (functions.GetCurrentContext(&current) != kSuccess) {
+    current = devices_->AnyContext();
+    DropErrorText(functions);
+  }
   if (current == nullptr) return std::nullopt;
   const ScopedContext scope(functions, current);
   PointerAttributes attributes{};
   if (scope.error() != kSuccess || functions.PointerGetAttributes(address, &attributes) != kSuccess) {
+    DropErrorText(functions);
     return std::nullopt;
   }
   if (attributes.location.type != kLocationDevice) return std::nullopt;

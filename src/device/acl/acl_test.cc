@@ -81,6 +81,13 @@ TEST_F(AclLoadTest, LibraryThatIsNoAclRuntimeIsReportedWithTheMissingSymbols) {
   EXPECT_NE(library.error().message().find("aclrtMalloc"), std::string::npos) << library.error().message();
 }
 
+TEST_F(AclLoadTest, EmptyNameMeansTheDefault) {
+  Use("");
+  const auto library = acl::LoadLibrary();
+  ASSERT_TRUE(library) << library.error().ToString();
+  EXPECT_EQ(library->path, "libascendcl.so");
+}
+
 TEST_F(AclLoadTest, ThinRuntimeLibraryServesAsWell) {
   Use("libacl_rt.so");
   const auto library = acl::LoadLibrary();
@@ -111,6 +118,7 @@ struct ContextCalls {
       if (set_result == acl::kSuccess) current = wanted;
       return set_result;
     };
+    functions.GetRecentErrMsg = []() -> const char* { return nullptr; };
     return functions;
   }
   static void Reset(Context now) {
@@ -224,6 +232,22 @@ TEST_F(AclRuntimeTest, RuntimeCanBeOpenedAgainAfterItsLastUserWent) {
   const auto block = runtime_->Allocate(0, 1000);
   ASSERT_TRUE(block) << block.error().ToString();
   EXPECT_TRUE(runtime_->Free(*block));
+}
+
+TEST_F(AclRuntimeTest, RuntimeThatCouldNotBeOpenedHoldsNoReference) {
+  if (functions().FinalizeReference == nullptr) GTEST_SKIP() << "release without references";
+  const auto references = [this] {
+    uint64_t left = 0;
+    EXPECT_EQ(functions().Init(nullptr), acl::kRepeatInitialize);  // and takes a reference
+    EXPECT_EQ(functions().FinalizeReference(&left), acl::kSuccess);
+    return left;
+  };
+  const uint64_t before = references();
+  EmulatorProbe::Inject("aclrtGetDeviceCount@1=507899");
+  const auto runtime = acl::AclRuntime::Open({});
+  ASSERT_FALSE(runtime);
+  EXPECT_NE(runtime.error().message().find("507899"), std::string::npos) << runtime.error().ToString();
+  EXPECT_EQ(references(), before);
 }
 
 TEST_F(AclRuntimeTest, MissingDeviceIsRefusedEverywhere) {
