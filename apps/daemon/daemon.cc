@@ -16,8 +16,16 @@
 DECLARE_bool(help);
 DECLARE_bool(version);
 
+// Exported by the library, in no header of it: what it ends the process with on a flag it cannot take, with 1.
+namespace GFLAGS_NAMESPACE {
+extern void (*gflags_exitfunc)(int);
+}
+
 namespace mooncake::daemon {
 namespace {
+
+// Not 1: to callers that means that the program worked and failed (wrong bytes, a missed measurement).
+constexpr int kWrongUsage = 2;
 
 sigset_t EndSignals() {
   sigset_t set;
@@ -56,6 +64,7 @@ void ParseFlags(int argc, char** argv, const char* program, const std::string& u
   FillStandardStreams();
   gflags::SetUsageMessage(usage);
   gflags::SetVersionString(kSoftwareVersion);
+  GFLAGS_NAMESPACE::gflags_exitfunc = [](int) { std::exit(kWrongUsage); };
   gflags::ParseCommandLineNonHelpFlags(&argc, &argv, /*remove_flags=*/true);
   if (FLAGS_help) {
     PrintHelp(program, usage, variables);
@@ -66,7 +75,10 @@ void ParseFlags(int argc, char** argv, const char* program, const std::string& u
     fmt::print("{} {}\n", program, kSoftwareVersion);
     std::exit(0);
   }
-  if (argc > 1) std::exit(Fail(program, fmt::format("unexpected argument '{}'; see --help", argv[1])));
+  if (argc > 1) {
+    Fail(program, fmt::format("unexpected argument '{}'; see --help", argv[1]));
+    std::exit(kWrongUsage);
+  }
 }
 
 void BlockSignals() {

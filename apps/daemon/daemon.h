@@ -11,7 +11,7 @@
 namespace mooncake::daemon {
 
 // Parses gflags. --help prints the usage and this program's flags to stdout and exits 0; an unknown or malformed flag,
-// or an argument that is no flag, prints the reason and exits 1. `variables`: what --help lists as its environment;
+// or an argument that is no flag, prints the reason and exits 2. `variables`: what --help lists as its environment;
 // `more` is printed after it.
 void ParseFlags(int argc, char** argv, const char* program, const std::string& usage,
                 std::span<const env::Variable* const> variables, const std::string& more = {});

@@ -64,7 +64,8 @@ def test_what_is_not_built_says_so(command):
 
 @pytest.mark.parametrize("arguments, words", [
     ([], "no subcommand"), (["nope"], "unknown subcommand 'nope'"), (["store", "--runs=0"], "--runs 0"),
-    (["tier", "--threads=0"], "--threads 0"),
+    (["tier", "--threads=0"], "--threads 0"), (["tier", "--runs=x"], "illegal value 'x'"),
+    (["tier", "--no-such-flag"], "no-such-flag"), (["tier", "extra"], "unexpected argument 'extra'"),
 ])
 def test_wrong_usage_exits_2(arguments, words):
     result = bench(*arguments)
