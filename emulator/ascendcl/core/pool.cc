@@ -47,6 +47,7 @@ DevicePool::DevicePool(SharedDevice& device) : device_(device) {
   madvise(map, capacity, MADV_HUGEPAGE);
   base_ = static_cast<std::byte*>(map);
   ExplainHostAccess();
+  if (SharedDevice::Sharing()) ExplainFullFile(map, capacity);
 }
 
 void DevicePool::Append(uint64_t offset, uint64_t bytes, std::vector<Extent>* out) {

@@ -23,6 +23,7 @@
 
 #include "core/config.h"
 #include "core/report.h"
+#include "core/segv.h"
 
 namespace aclemu {
 namespace {
@@ -201,7 +202,14 @@ bool SharedDevice::IsStale(int fd, const std::string& control) const {
     Unusable(control, "has layout " + std::to_string(head->layout) + " but this emulator has " +
                           std::to_string(kControlLayout) + "; remove the directory");
   }
-  if (head->capacity == Settings().hbm_bytes && head->reserved == Settings().hbm_reserved) return false;
+  if (head->capacity == Settings().hbm_bytes && head->reserved == Settings().hbm_reserved) {
+    struct stat memory{};
+    if (info.st_size == static_cast<off_t>(ControlBytes(chunks_)) && fstat(pool_fd_, &memory) == 0 &&
+        memory.st_size == static_cast<off_t>(Settings().hbm_bytes)) {
+      return false;
+    }
+    Unusable(control, "or the memory file beside it was cut; remove the directory");
+  }
   bool in_use = std::any_of(std::begin(head->owners), std::end(head->owners),
                             [&](const Owner& owner) { return owner.used.load() != 0 && !IsDead(owner); });
   if (!in_use) return true;
@@ -243,6 +251,7 @@ void SharedDevice::Map(int fd) {
   void* map = mmap(nullptr, ControlBytes(chunks_), PROT_READ | PROT_WRITE, flags, fd, 0);
   if (map == MAP_FAILED) Broken("no mapping for the state of a device");
   madvise(map, ControlBytes(chunks_), MADV_DONTFORK);
+  if (fd >= 0) ExplainFullFile(map, ControlBytes(chunks_));
   control_ = static_cast<Control*>(map);
   auto* tables = static_cast<std::byte*>(map) + (sizeof(Control) + kPage - 1) / kPage * kPage;
   chunk_tags_ = reinterpret_cast<std::atomic<Tag>*>(tables);

@@ -4,6 +4,7 @@
 #include <sys/prctl.h>
 #include <sys/stat.h>
 
+#include <filesystem>
 #include <functional>
 #include <random>
 
@@ -288,6 +289,39 @@ TEST(SharedDevice, AnotherLayoutAndOtherFilesAreRefused) {
   control->magic += 1;
   EXPECT_EQ(Peer(knobs, start).Join(), 24);
 }
+
+TEST(SharedDevice, FilesThatWereCutAreRefused) {
+  Knobs knobs{{"ACLEMU_DIR", ""}, {"ACLEMU_HBM", "16M"}};
+  auto start = [](Link&) {
+    Start();
+    FreeBytes();
+  };
+  for (const char* name : {"/dev0.ctl", "/dev0.hbm"}) {
+    SharedDir dir;
+    knobs[0].second = dir.path();
+    EXPECT_EQ(Peer(knobs, start).Join(), 0);
+    ASSERT_EQ(truncate((dir.path() + name).c_str(), 1 << 20), 0);
+    EXPECT_EQ(Peer(knobs, start).Join(), 24) << name;
+  }
+}
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+// Memory beyond the end of its file ends a process like that on a full file system.
+TEST(SharedDeviceDeathTest, FileWithoutRoomIsExplained) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  SharedDir dir;
+  EXPECT_EXIT(
+      {
+        setenv("ACLEMU_DIR", dir.path().c_str(), 1);
+        Start();
+        void* block = Alloc(4 * kMiB);
+        EXPECT_EQ(truncate((dir.path() + "/dev0.hbm").c_str(), 0), 0);
+        std::filesystem::remove_all(dir.path());  // of this process, which has no destructors ahead
+        aclrtMemset(block, 4 * kMiB, 1, 4 * kMiB);
+      },
+      testing::KilledBySignal(SIGBUS), "has no room for what the devices hold");
+}
+#endif
 
 TEST(SharedDevice, VisibleDevicesNameTheSameCards) {
   SharedDir dir;
