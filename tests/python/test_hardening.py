@@ -164,6 +164,11 @@ def test_silent_and_half_requests_do_not_keep_health_checks_waiting(start_master
             one.close()
 
 
+def test_chip_whose_memory_is_not_hbm_has_tiers_as_well(start):
+    config = '{"tiers":[{"type":"ASCEND_NPU","capacity":"50%","priority":1}]}'
+    start("mooncake_client", *client_flags(config=config), env={"ACLEMU_SOC": "310p"}, ready="ASCEND_NPU:0 512 MiB")
+
+
 def test_tiers_that_fit_one_by_one_but_not_together_are_refused(start):
     for allocation, why in (("slab", "other tiers have 700 MiB"), ("direct", "700 MiB are promised to other tiers")):
         # the emulated device has 1 GiB

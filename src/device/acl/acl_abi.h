@@ -18,6 +18,7 @@ inline constexpr int kDeviceToHost = 2;
 inline constexpr int kDeviceToDevice = 3;
 inline constexpr int kMallocHugeFirst = 0;
 inline constexpr int kMallocNormalOnly = 2;
+inline constexpr int kDdrMemory = 0;
 inline constexpr int kHbmMemory = 1;
 inline constexpr int kLocationHost = 0;
 inline constexpr int kLocationDevice = 1;

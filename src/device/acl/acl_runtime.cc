@@ -63,6 +63,10 @@ Result<NpuRuntime::MemoryInfo> AclRuntime::GetMemoryInfo(int32_t device_id) {
   MemoryInfo info;
   AclError rc = scope.error();
   if (rc == kSuccess) rc = devices_->functions().GetMemInfo(kHbmMemory, &info.free_bytes, &info.total_bytes);
+  // Some chips have DDR instead; what is allocated comes from there.
+  if (rc == kSuccess && info.total_bytes == 0) {
+    rc = devices_->functions().GetMemInfo(kDdrMemory, &info.free_bytes, &info.total_bytes);
+  }
   if (rc != kSuccess) {
     return std::unexpected(devices_->Failed(device_id, ErrorCode::INTERNAL_ERROR, rc,
                                             fmt::format("aclrtGetMemInfo of device {}", device_id)));

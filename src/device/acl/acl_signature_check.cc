@@ -49,7 +49,7 @@ MC_ACL_REQUIRED(MC_ACL_CHECK)
 MC_ACL_OPTIONAL(MC_ACL_CHECK_OPTIONAL)
 
 static_assert(ACL_MEMCPY_HOST_TO_DEVICE == kHostToDevice && ACL_MEMCPY_DEVICE_TO_HOST == kDeviceToHost);
-static_assert(ACL_MEMCPY_DEVICE_TO_DEVICE == kDeviceToDevice && ACL_HBM_MEM == kHbmMemory);
+static_assert(ACL_MEMCPY_DEVICE_TO_DEVICE == kDeviceToDevice && ACL_HBM_MEM == kHbmMemory && ACL_DDR_MEM == kDdrMemory);
 static_assert(ACL_MEM_MALLOC_HUGE_FIRST == kMallocHugeFirst && ACL_MEM_MALLOC_NORMAL_ONLY == kMallocNormalOnly);
 static_assert(ACL_EVENT_SYNC == kEventSync && ACL_EVENT_CAPTURE_STREAM_PROGRESS == kEventCaptureStreamProgress);
 static_assert(ACL_STREAM_FAST_LAUNCH == kStreamFastLaunch && ACL_STREAM_FAST_SYNC == kStreamFastSync);
