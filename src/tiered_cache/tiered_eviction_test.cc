@@ -1,6 +1,7 @@
 // What leaves a full tier, in which order, and what stays.
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <list>
 #include <map>
 #include <random>
@@ -296,6 +297,16 @@ TEST_F(EvictionTest, BlockThatCannotBeCopiedIsDroppedWithAWarning) {
   EXPECT_THAT(::testing::internal::GetCapturedStderr(), HasSubstr("could not be moved from tier top to low"));
   EXPECT_THAT(Keys(), ElementsAre("b"));
   EXPECT_EQ(low_->usage(), 0u);
+}
+
+TEST_F(EvictionTest, MovesThatKeepFailingDoNotFillTheLog) {
+  OpenBlocks(1, 1);
+  low_->break_buffers = true;
+  ::testing::internal::CaptureStderr();
+  for (int i = 0; i <= 100; ++i) PutBlock("key" + std::to_string(i));
+  const std::string log = ::testing::internal::GetCapturedStderr();
+  EXPECT_LE(std::count(log.begin(), log.end(), '\n'), 10) << log;
+  EXPECT_THAT(log, HasSubstr("failure 64 in this process"));
 }
 
 // The new content stands on the same tier, so only its version tells it from the one that was copied.

@@ -1,6 +1,8 @@
 // Eviction in least-recently-used order across the tiers of one process.
 #include "tiered_cache/scheduler/lru_scheduler.h"
 
+#include <bit>
+
 #include "common/log.h"
 #include "tiered_cache/tiered_backend.h"
 
@@ -61,8 +63,13 @@ AllocationHandle LruScheduler::CopyBelow(size_t tier_index, const EntryPtr& entr
     if (target == nullptr) continue;
     const auto copied = backend_.copier().Copy(data, target->data);
     if (copied) return target;
-    log::Warn("a block could not be moved from tier {} to {}: {}", backend_.TierAt(tier_index).info().name,
-              backend_.TierAt(below).info().name, copied.error().ToString());
+    // Ever more rarely: where one copy fails, those of all that follow may.
+    const uint64_t failures = failed_moves_.fetch_add(1, std::memory_order_relaxed) + 1;
+    if (std::has_single_bit(failures)) {
+      log::Warn("a block could not be moved from tier {} to {} (failure {} in this process): {}",
+                backend_.TierAt(tier_index).info().name, backend_.TierAt(below).info().name, failures,
+                copied.error().ToString());
+    }
   }
   return nullptr;
 }

@@ -2,6 +2,7 @@
 // something used even longer ago; when there is none they are dropped.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -33,6 +34,7 @@ class LruScheduler final : public Scheduler {
   std::optional<size_t> EvictOldest(size_t tier_index, uint64_t before_stamp);
 
   TieredBackend& backend_;
+  std::atomic<uint64_t> failed_moves_ = 0;
   std::vector<std::unique_ptr<LruQueue>> queues_;  // by tier index
 };
 
