@@ -92,7 +92,9 @@ JsonValue ReadFile(const std::string& path) {
   if (file == nullptr) Die("ACLEMU_CONFIG: cannot read " + path);
   char buffer[4096];
   for (size_t n; (n = fread(buffer, 1, sizeof(buffer), file)) > 0;) text.append(buffer, n);
+  bool unreadable = ferror(file) != 0;  // a directory opens
   fclose(file);
+  if (unreadable) Die("ACLEMU_CONFIG: cannot read " + path);
   JsonValue value;
   if (!ParseJson(text, &value, &why)) Die("ACLEMU_CONFIG: " + path + ": " + why);
   if (value.kind != JsonValue::Kind::kObject) Die("ACLEMU_CONFIG: " + path + " holds no object");

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 
 #include "core/config.h"
@@ -62,7 +63,9 @@ void Trace(Api api, const CallArgs& args, Clock::time_point begin, aclError code
   if (args.has_stream) line.Add(" stream=%p", args.stream);
   line.Add(" = %d\n", code);
   // One write each, so that lines of several threads do not mix.
-  [[maybe_unused]] ssize_t written = write(TraceFile(), line.text, line.size);
+  if (write(TraceFile(), line.text, line.size) == static_cast<ssize_t>(line.size)) return;
+  static std::atomic<bool> told;
+  if (!told.exchange(true)) Log("the trace %s is incomplete", Settings().trace.c_str());
 }
 
 }  // namespace aclemu

@@ -402,6 +402,7 @@ TEST(FaultTextDeathTest, WrongRulesEndTheProcess) {
   expect("H2D[size=3]@1=507001", "is not name@N=code");
   expect("dev7@t1=lost", "no such device");
   InProcess({{"ACLEMU_CONFIG", "/nonexistent"}}, init, 24, "cannot read");
+  InProcess({{"ACLEMU_CONFIG", "/tmp"}}, init, 24, "cannot read /tmp");
 }
 
 TEST(FaultText, InjectRefusesWhatItCannotUnderstand) {

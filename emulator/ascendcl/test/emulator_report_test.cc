@@ -87,6 +87,10 @@ TEST(SideApi, OlderVersionOfTheCountersIsStillAnswered) {
   });
 }
 
+TEST(Trace, FullDiskIsTold) {
+  InProcess({{"ACLEMU_TRACE", "/dev/full"}}, [] { Session acl; }, 0, "the trace /dev/full is incomplete");
+}
+
 TEST(Trace, OneLinePerCall) {
   std::string path = PathOf("trace");
   InProcess({{"ACLEMU_TRACE", path}}, [] {
