@@ -15,14 +15,16 @@ std::atomic<int64_t> next_report_ns{0};  // on the steady clock
 std::atomic<uint64_t> left_out{0};
 
 bool IsOrdinary(ErrorCode code) {
-  return code == ErrorCode::OBJECT_NOT_FOUND || code == ErrorCode::NO_AVAILABLE_HANDLE ||
-         code == ErrorCode::SHUTTING_DOWN;
+  return code == ErrorCode::OBJECT_NOT_FOUND || code == ErrorCode::SHUTTING_DOWN;
 }
 
 }  // namespace
 
 void ReportFailure(const char* call, std::string_view key, const Status& status) {
   if (IsOrdinary(status.code())) return;
+  const bool full = status.code() == ErrorCode::NO_AVAILABLE_HANDLE;  // a result as well, but one with numbers
+  const auto level = full ? log::Level::kDebug : log::Level::kWarn;
+  if (!log::Enabled(level)) return;
   const int64_t now = std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
   int64_t due = next_report_ns.load();
   if (now < due || !next_report_ns.compare_exchange_strong(due, now + kInterval.count())) {
@@ -30,8 +32,8 @@ void ReportFailure(const char* call, std::string_view key, const Status& status)
     return;
   }
   const uint64_t others = left_out.exchange(0);
-  log::Warn("{}({}): {}{}", call, QuoteForMessage(key), status.ToString(),
-            others == 0 ? "" : fmt::format(" (and {} failures before that)", others));
+  log::Write(level, fmt::format("{}({}): {}{}", call, QuoteForMessage(key), status.ToString(),
+                                others == 0 ? "" : fmt::format(" (and {} failures before that)", others)));
 }
 
 }  // namespace mooncake::python

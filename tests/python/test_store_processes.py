@@ -153,6 +153,16 @@ def test_interpreter_ends_cleanly_with_an_open_store(start_master, end_of_progra
         assert result.stdout == "value\n"
 
 
+@pytest.mark.parametrize("level, told", [("info", False), ("debug", True)])
+def test_numbers_of_full_tiers_are_told_at_debug_level(master, level, told):
+    result = run_python(f"import os; os.environ['MC_LOG_LEVEL'] = '{level}'\n" + OPEN + """
+store = open_store(8 << 20)
+assert store.put("key", b"v" * (9 << 20)) == -200
+""", master.address)
+    assert result.returncode == 0, result.stderr
+    assert ("no room for 9437184 B" in result.stderr and "8388608 B free" in result.stderr) == told, result.stderr
+
+
 def test_interpreter_ends_with_a_dead_or_stopped_master(start_master):
     for signal_number in (signal.SIGKILL, signal.SIGSTOP):
         master = start_master()
