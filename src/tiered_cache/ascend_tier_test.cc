@@ -350,6 +350,24 @@ TEST_F(AscendTierOnAclTest, BlocksAreRealDeviceMemoryAndReallyFreed) {
   EXPECT_EQ((*tier)->usage(), 0u);
 }
 
+// In blocks of the size that KV caches have.
+TEST_F(AscendTierOnAclTest, SlabTierIsFilledWithBlocksWithoutOneCallOfTheRuntime) {
+  constexpr size_t kTier = 512 * kMiB;
+  constexpr size_t kBlock = 2 * kMiB;
+  const auto tier = OpenSlabTier(runtime_, kTier, 0);
+  ASSERT_TRUE(tier) << tier.error().ToString();
+  const uint64_t calls = EmulatorProbe::Calls("any");
+  for (int round = 0; round < 2; ++round) {
+    std::vector<DataSource> blocks;
+    while (auto block = (*tier)->Allocate(kBlock)) blocks.push_back(std::move(*block));
+    EXPECT_EQ(blocks.size(), kTier / kBlock) << "nothing of the capacity is lost";
+    EXPECT_EQ((*tier)->usage(), kTier);
+  }
+  EXPECT_EQ((*tier)->usage(), 0u);
+  EXPECT_EQ(EmulatorProbe::Calls("any"), calls);
+  EXPECT_LE(EmulatorProbe::Stats().device_paged_bytes, kTier);
+}
+
 TEST_F(AscendTierOnAclTest, SlabsAreTakenAtTheStartAndGivenBackAtTheEnd) {
   {
     const auto tier = OpenSlabTier(runtime_, 12 * kMiB, 4 * kMiB);
