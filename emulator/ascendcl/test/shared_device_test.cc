@@ -186,13 +186,12 @@ TEST(SharedDevice, AForkedChildDoesNotKeepItsParentAlive) {
   Peer parent(knobs, [](Link& link) {
     Start();
     EXPECT_NE(Alloc(4 * kMiB), nullptr);
-    pid_t child = fork();
-    if (child == 0) {
+    if (fork() == 0) {
       prctl(PR_SET_PDEATHSIG, 0);
+      link.Tell(getpid());  // it has let go of its parent's lock by now
       pause();
     }
-    link.Tell(child);
-    link.Get<char>();
+    pause();
   });
   auto grandchild = parent.link().Get<pid_t>();
   EXPECT_EQ(observer.Free(), 12 * kMiB);
