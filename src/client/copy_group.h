@@ -27,6 +27,8 @@ class CopyGroup {
     if (copies_.size() >= kMaxCopies || bytes_ >= kMaxBytes) Flush();
   }
 
+  bool empty() const { return copies_.empty(); }
+
   void Flush() {
     CopyRanges(copies_);
     for (size_t i = 0; i < copies_.size(); ++i) std::exchange(done_[i], nullptr)(std::move(copies_[i].result));

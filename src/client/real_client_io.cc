@@ -53,10 +53,14 @@ void RealClient::CountPut(const Traffic& traffic, const Result<void>& result, ui
 void RealClient::PutLocal(const PutItem& item, CopyGroup& group, Deadline room_wait, Result<void>& result) {
   if (backend_->RecordUse(item.key)) return;
   const size_t size = SizeOf(item.value);
-  auto handle = backend_->Allocate(size);
-  if (!handle && handle.error().code() == ErrorCode::NO_AVAILABLE_HANDLE) {
-    group.Flush();  // the blocks of this very batch may be what is in the way
-    handle = backend_->Allocate(size, std::nullopt, /*strict=*/false, room_wait);
+  const auto allocate = [&](std::optional<Deadline> wait_until) {
+    return backend_->Allocate(size, std::nullopt, /*strict=*/false, wait_until);
+  };
+  // The blocks of this very batch may be what is in the way: they are finished before anything is waited for.
+  auto handle = allocate(group.empty() ? std::optional(room_wait) : std::nullopt);
+  if (!handle && handle.error().code() == ErrorCode::NO_AVAILABLE_HANDLE && !group.empty()) {
+    group.Flush();
+    handle = allocate(room_wait);
   }
   if (!handle) {
     result = std::unexpected(handle.error());
