@@ -6,7 +6,7 @@
 #include <cstdlib>
 
 #include "common/byte_size.h"
-#include "device/acl/test_emulator_probe.h"
+#include "device/acl/test_emulator_fixture.h"
 #include "tiered_cache/tiers/ascend_tier.h"
 #include "tiered_cache/tiers/dram_tier.h"
 #include "tiered_cache/tiers/huge_pages.h"
@@ -81,25 +81,12 @@ TEST(TierFactoryTest, ErrorsOfDramTiersNameTheirPlace) {
 
 // --- NPU, on the emulator ---
 
-class NpuTierFactoryTest : public ::testing::Test {
+class NpuTierFactoryTest : public EmulatorTest {
  protected:
-  void SetUp() override {
-    auto runtime = OpenNpuRuntime();
-    ASSERT_TRUE(runtime) << runtime.error().ToString();
-    runtime_ = *runtime;
-    ASSERT_TRUE(EmulatorProbe::Loaded()) << "these tests look into the emulator";
-    ASSERT_EQ(EmulatorProbe::LiveBlocks(), 0);
-  }
-  void TearDown() override {
-    if (!EmulatorProbe::Loaded()) return;
-    EmulatorProbe::Inject("");
-    EXPECT_EQ(EmulatorProbe::LiveBlocks(), 0) << "device memory leaked";
-  }
   size_t Free(int32_t device_id) {
     EXPECT_TRUE(runtime_->OpenDevice(device_id));
     return runtime_->GetMemoryInfo(device_id)->free_bytes;
   }
-  std::shared_ptr<NpuRuntime> runtime_;
 };
 
 TEST_F(NpuTierFactoryTest, TiersKeepTheOrderOfTheConfiguration) {

@@ -8,19 +8,10 @@
 #include <vector>
 
 #include "device/test_fake_driver.h"
+#include "device/test_pattern.h"
 
 namespace mooncake {
 namespace {
-
-using Bytes = std::vector<std::byte>;
-constexpr size_t kKiB = 1024;
-constexpr size_t kMiB = 1024 * kKiB;
-
-Bytes Pattern(size_t size, unsigned seed = 1) {
-  Bytes bytes(size);
-  for (size_t i = 0; i < size; ++i) bytes[i] = static_cast<std::byte>((i * 131 + i / 4096 + seed) & 0xFF);
-  return bytes;
-}
 
 Status CopyFailed() {
   return Status(ErrorCode::DATA_COPY_FAILED, "fake: TS_ERROR", FakeNpuDriver::kCopyFailed);

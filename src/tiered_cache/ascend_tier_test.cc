@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "common/byte_size.h"
-#include "device/acl/test_emulator_probe.h"
+#include "device/acl/test_emulator_fixture.h"
 #include "tiered_cache/data_copier.h"
 #include "tiered_cache/fake_npu_runtime.h"
 #include "tiered_cache/test_ascend_tiers.h"
@@ -319,22 +319,7 @@ TEST_F(AscendTierTest, DeviceNeverHoldsMoreThanTheCapacityUnderThreads) {
 
 // --- on the emulator ---
 
-class AscendTierOnAclTest : public ::testing::Test {
- protected:
-  void SetUp() override {
-    auto runtime = OpenNpuRuntime();
-    ASSERT_TRUE(runtime) << runtime.error().ToString();
-    runtime_ = *runtime;
-    ASSERT_TRUE(EmulatorProbe::Loaded()) << "these tests look into the emulator";
-    ASSERT_EQ(EmulatorProbe::LiveBlocks(), 0);
-  }
-  void TearDown() override {
-    if (!EmulatorProbe::Loaded()) return;
-    EmulatorProbe::Inject("");
-    EXPECT_EQ(EmulatorProbe::LiveBlocks(), 0) << "device memory leaked";
-  }
-  std::shared_ptr<NpuRuntime> runtime_;
-};
+class AscendTierOnAclTest : public EmulatorTest {};
 
 TEST_F(AscendTierOnAclTest, BlocksAreRealDeviceMemoryAndReallyFreed) {
   const auto tier = OpenTier(runtime_, 4 * kMiB);

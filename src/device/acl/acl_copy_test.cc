@@ -11,21 +11,12 @@
 #include "device/acl/acl_runtime.h"
 #include "device/acl/test_emulator_probe.h"
 #include "device/memory_range.h"
+#include "device/test_pattern.h"
 
 namespace mooncake {
 namespace {
 
 using acl::AclRuntime;
-using Bytes = std::vector<std::byte>;
-constexpr size_t kKiB = 1024;
-constexpr size_t kMiB = 1024 * kKiB;
-
-Bytes Pattern(size_t size, unsigned seed = 1) {
-  Bytes bytes(size);
-  for (size_t i = 0; i < size; ++i) bytes[i] = static_cast<std::byte>((i * 131 + i / 4096 + seed) & 0xFF);
-  return bytes;
-}
-
 // Host memory on pages of its own.
 class HostPages {
  public:
