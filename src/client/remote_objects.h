@@ -25,7 +25,7 @@ class RemoteObjects {
   struct Parts {  // all outlive this
     MasterLink& master;
     PeerPool& peers;
-    Transport& transport;
+    WindowTransport& transport;
     StagingPool& staging;
     Uuid self;
   };

@@ -137,6 +137,26 @@ std::string_view ErrorCodeName(ErrorCode code) {
       return "SHUTTING_DOWN";
     case ErrorCode::ASYNC_ENQUEUE_FAILED:
       return "ASYNC_ENQUEUE_FAILED";
+    case ErrorCode::TOO_MANY_REQUESTS:
+      return "TOO_MANY_REQUESTS";
+    case ErrorCode::ADDRESS_NOT_REGISTERED:
+      return "ADDRESS_NOT_REGISTERED";
+    case ErrorCode::BATCH_BUSY:
+      return "BATCH_BUSY";
+    case ErrorCode::DEVICE_NOT_FOUND:
+      return "DEVICE_NOT_FOUND";
+    case ErrorCode::ADDRESS_OVERLAPPED:
+      return "ADDRESS_OVERLAPPED";
+    case ErrorCode::NOT_SUPPORTED_TRANSPORT:
+      return "NOT_SUPPORTED_TRANSPORT";
+    case ErrorCode::METADATA_ERROR:
+      return "METADATA_ERROR";
+    case ErrorCode::TRANSFER_TIMEOUT:
+      return "TRANSFER_TIMEOUT";
+    case ErrorCode::TRANSFER_CANCELED:
+      return "TRANSFER_CANCELED";
+    case ErrorCode::STALE_SEGMENT:
+      return "STALE_SEGMENT";
   }
   return "UNKNOWN_ERROR";
 }

@@ -75,6 +75,17 @@ enum class ErrorCode : int32_t {
   DATA_COPY_FAILED = -1502,
   SHUTTING_DOWN = -1600,
   ASYNC_ENQUEUE_FAILED = -1601,
+  // Of the transfer engine. Its C interface has numbers of its own for some of these (transfer_engine_c.h).
+  TOO_MANY_REQUESTS = -2002,
+  ADDRESS_NOT_REGISTERED = -2003,
+  BATCH_BUSY = -2004,
+  DEVICE_NOT_FOUND = -2006,
+  ADDRESS_OVERLAPPED = -2007,
+  NOT_SUPPORTED_TRANSPORT = -2008,
+  METADATA_ERROR = -2200,
+  TRANSFER_TIMEOUT = -2500,   // the deadline passed; local memory is let go of
+  TRANSFER_CANCELED = -2501,  // by the application; local memory is let go of
+  STALE_SEGMENT = -2502,      // the target process was restarted since it was looked up
 };
 
 // "OBJECT_NOT_FOUND"; "UNKNOWN_ERROR" for a number outside the table (a newer peer may send one).

@@ -28,11 +28,20 @@ enum Method : uint16_t {
   // bytes of a window
   kWindowRead = 200,
   kWindowWrite,
+  // answered by a transfer engine
+  kEngineDescribe = 400,
+  kEngineNotify,
+  kEngineProbe,
+  kEngineWatch,  // never answered: its end tells that the process is gone
+  kRdmaConnect = 420,
+  kRdmaReady,
+  kRdmaDisconnect,
   // answered by a client on its local control port
   kHealth = 300,
 };
 
 inline constexpr const char* kRoleMaster = "master";
 inline constexpr const char* kRoleClient = "client";
+inline constexpr const char* kRoleEngine = "engine";
 
 }  // namespace mooncake::protocol

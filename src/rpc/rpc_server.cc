@@ -86,7 +86,7 @@ void RpcServer::Handle(uint16_t method, Handler handler) {
 }
 
 void RpcServer::OnSessionClosed(std::function<void(SessionId)> callback) {
-  core_->on_session_closed = std::move(callback);
+  core_->on_session_closed.push_back(std::move(callback));
 }
 
 void RpcServer::Start() {

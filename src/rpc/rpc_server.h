@@ -107,7 +107,8 @@ class RpcServer {
            }));
   }
 
-  // Runs on an I/O thread after a session that passed the handshake has closed and no handler of it runs any more.
+  // Adds a callback, which runs on an I/O thread after a session that passed the handshake has closed and no handler of
+  // it runs any more.
   void OnSessionClosed(std::function<void(SessionId)> callback);
 
   void Start();

@@ -100,7 +100,9 @@ void ServerCore::OnAccepted(tcp::socket socket, const std::shared_ptr<IoThread>&
 }
 
 void ServerCore::SessionClosed(SessionId id, bool handshaken) {
-  if (handshaken && on_session_closed) on_session_closed(id);
+  if (handshaken) {
+    for (const auto& callback : on_session_closed) callback(id);
+  }
   std::shared_ptr<ServerSession> session;  // released after the lock
   std::lock_guard lock(mutex_);
   const auto found = sessions_.find(id);

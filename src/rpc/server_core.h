@@ -8,6 +8,7 @@
 #include <memory>
 #include <mutex>
 #include <unordered_map>
+#include <vector>
 
 #include "rpc/io_thread.h"
 #include "rpc/rpc_server.h"
@@ -41,7 +42,7 @@ class ServerCore final : public Abortable, public std::enable_shared_from_this<S
 
   // Written before Start, constant afterwards.
   std::unordered_map<uint16_t, RpcServer::Handler> handlers;
-  std::function<void(SessionId)> on_session_closed;
+  std::vector<std::function<void(SessionId)>> on_session_closed;
 
  private:
   void AcceptNext();

@@ -1,35 +1,75 @@
-// The seam between the store and the wire: moving bytes between local memory and a window of a peer's memory.
+// The seam between the engine and a wire: operations are handed over, and end exactly once.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <vector>
 
 #include "common/clock.h"
 #include "device/memory_range.h"
-#include "rpc/rpc_client.h"
+#include "transfer_engine/region_registry.h"
+#include "transfer_engine/segment.h"
+#include "transfer_engine/types.h"
 
 namespace mooncake {
 
-// A run of a peer's memory that the peer opened for us. It is gone when the peer closes it or the connection dies.
-struct RemoteWindow {
-  std::shared_ptr<rpc::RpcClient> peer;
-  uint64_t id = 0;
-  uint64_t size = 0;
+// One request under way. Owns copies of all it needs.
+struct TransferOperation {
+  TransferOpcode opcode = TransferOpcode::kRead;
+  MemoryRange local;              // not empty
+  RegionRegistry::Use local_use;  // of the registered region around `local`; empty when it is not registered
+  SegmentPtr target;              // keeps `region` alive
+  SegmentRegion region;           // covers the remote range; its keys may be those of a grant
+  uint64_t target_address = 0;
+  BatchId tag = kInvalidBatch;  // what Cancel names
+  Deadline deadline = Deadline::After({});
+  // Exactly once, on any thread, also within Submit. When it runs, no byte of `local` is read or written any more, and
+  // on success all bytes are in place at their destination. Must not block. Failures:
+  //   TRANSFER_TIMEOUT        the deadline passed
+  //   TRANSFER_CANCELED       Cancel was called
+  //   STALE_SEGMENT           the target is not the process that `target` describes: look it up again
+  //   ADDRESS_NOT_REGISTERED  the target does not know the range or the key (it may have changed: look it up again)
+  //   TRANSFER_FAIL           anything else, naming the peer
+  std::move_only_function<void(Result<void>)> done;
+
+  size_t length() const { return SizeOf(local); }
 };
 
-// One kind of wire. Calls block; any thread. When a call returns, with whatever result, the local memory is no longer
-// touched: on a deadline the transfer is cancelled and drained first.
+// How the caller will spend its time until the operations end.
+enum class Caller : uint8_t {
+  kGoesOn,  // Submit must return soon
+  kWaits,   // Submit may do the work, on this thread
+};
+
+// One kind of wire. Any thread, but for Open and destruction. The destructor ends all operations first (SHUTTING_DOWN).
 class Transport {
  public:
   virtual ~Transport() = default;
+  // "tcp", "rdma", "shm", "local": what descriptors, errors and metrics call it.
   virtual const char* name() const = 0;
-  // Fills `local` from the window's bytes at `offset`: TRANSFER_FAIL or RPC_FAIL naming the peer when that is
-  // impossible.
-  virtual Result<void> Read(const RemoteWindow& window, uint64_t offset, const MemoryRange& local,
-                            Deadline deadline) = 0;
-  // Writes `local` into the window; success means that the bytes are in place at the peer.
-  virtual Result<void> Write(const RemoteWindow& window, uint64_t offset, const MemoryRange& local,
-                             Deadline deadline) = 0;
+
+  // Whether it can carry an operation between these; decides by kind of memory, host, devices, keys; asks nobody.
+  virtual bool Reaches(const MemoryRange& local, const SegmentDescriptor& target,
+                       const SegmentRegion& region) const = 0;
+
+  // Makes a reserved region usable and fills in its part of `region.published`. What cannot be used by this transport
+  // at all (NPU memory on a wire that only knows host memory) is success and changes nothing.
+  virtual Result<void> RegisterRegion(Region& region) { return static_cast<void>(region), Result<void>{}; }
+  // After return this transport lets no peer begin to use the region; what is under way is ended or fails soon, so that
+  // its uses end. Called after Unpublish, and to undo a registration.
+  virtual void WithdrawRegion(const Region& region) { static_cast<void>(region); }
+  // Adds what peers need to reach this process (ports, devices, sockets, the protocol's name).
+  virtual void Describe(SegmentDescriptor& self) const { static_cast<void>(self); }
+
+  // Takes the operations, in order. Bounded: what exceeds the transport's limits waits inside, up to its deadline.
+  virtual void Submit(std::vector<TransferOperation> operations, Caller caller) = 0;
+  // Operations of this batch that have not ended end as soon as their local memory is safe. Does not wait.
+  virtual void Cancel(BatchId tag) = 0;
+
+  // After return no request that process `node` has begun can change memory of this process; it may connect again.
+  // What a process that is believed dead must not outlive. Blocks for a bounded time.
+  virtual void Fence(const Uuid& node) { static_cast<void>(node); }
 };
 
 }  // namespace mooncake

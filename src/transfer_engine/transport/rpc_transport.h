@@ -4,7 +4,7 @@
 #include "common/executor.h"
 #include "device/staging_pool.h"
 #include "rpc/rpc_server.h"
-#include "transfer_engine/transport.h"
+#include "transfer_engine/window_transport.h"
 #include "transfer_engine/window_table.h"
 
 namespace mooncake {
@@ -13,7 +13,7 @@ namespace mooncake {
 inline constexpr size_t kTransferChunkBytes = 4 << 20;
 
 // The starting side. Host memory goes straight to and from the socket; NPU memory passes through the pool's slots.
-class RpcTransport final : public Transport {
+class RpcTransport final : public WindowTransport {
  public:
   // `staging` outlives the transport; its slots hold at least kTransferChunkBytes.
   explicit RpcTransport(StagingPool& staging) : staging_(staging) {}
