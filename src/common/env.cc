@@ -18,7 +18,16 @@ std::span<const Variable* const> All() {
                                              &kAclLibrary,
                                              &kNpuStaging,
                                              &kUseHugepage,
-                                             &kHugepageSize};
+                                             &kHugepageSize,
+                                             &kForceTcp,
+                                             &kStrictProtocol,
+                                             &kTransferTimeout,
+                                             &kCustomTopology,
+                                             &kTcpBindAddress,
+                                             &kDeviceFilter,
+                                             &kLegacyRpcPortBinding,
+                                             &kMinRpcPort,
+                                             &kMaxRpcPort};
   return kAll;
 }
 
