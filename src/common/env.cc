@@ -18,7 +18,8 @@ std::span<const Variable* const> All() {
                                              &kAclLibrary,
                                              &kNpuStaging,
                                              &kUseHugepage,
-                                             &kHugepageSize};
+                                             &kHugepageSize,
+                                             &kShmAnyUser};
   return kAll;
 }
 

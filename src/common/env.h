@@ -26,6 +26,8 @@ inline constexpr Variable kUseHugepage{"MC_STORE_USE_HUGEPAGE",
                                        "1: DRAM tiers on huge pages, unless a tier says \"hugepages\" itself"};
 inline constexpr Variable kHugepageSize{"MC_STORE_HUGEPAGE_SIZE",
                                         "2MB (default) | 1GB: their size, with MC_STORE_USE_HUGEPAGE"};
+inline constexpr Variable kShmAnyUser{
+    "MC_SHM_ANY_USER", "1: processes of every user of this host may map registered shared memory (default: same user)"};
 
 // Value of a variable, nullopt when unset. Call at start-up only: the environment is not guarded against setenv.
 std::optional<std::string> Get(const Variable& variable);
