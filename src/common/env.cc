@@ -28,6 +28,7 @@ std::span<const Variable* const> All() {
                                              &kLegacyRpcPortBinding,
                                              &kMinRpcPort,
                                              &kMaxRpcPort};
+                                             &kShmAnyUser};
   return kAll;
 }
 

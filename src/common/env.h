@@ -40,6 +40,8 @@ inline constexpr Variable kLegacyRpcPortBinding{
     "MC_LEGACY_RPC_PORT_BINDING", "1: the transfer engine listens on the port its caller names, not on a free one"};
 inline constexpr Variable kMinRpcPort{"MC_MIN_RPC_PORT", "lowest port the transfer engine looks for (default 15000)"};
 inline constexpr Variable kMaxRpcPort{"MC_MAX_RPC_PORT", "highest port the transfer engine looks for (default 17000)"};
+inline constexpr Variable kShmAnyUser{
+    "MC_SHM_ANY_USER", "1: processes of every user of this host may map registered shared memory (default: same user)"};
 
 // Value of a variable, nullopt when unset. Call at start-up only: the environment is not guarded against setenv.
 std::optional<std::string> Get(const Variable& variable);

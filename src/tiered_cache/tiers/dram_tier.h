@@ -15,7 +15,8 @@
 
 namespace mooncake {
 
-// The memory is a memfd, so that processes of the same host can map it later. Any thread.
+// The memory is a memfd of fixed size, so that processes of the same host can map it without fear of a bus error. Any
+// thread.
 class DramTier final : public CacheTier {
  public:
   struct Options {
@@ -44,6 +45,14 @@ class DramTier final : public CacheTier {
   Result<DataSource> Allocate(size_t size) override;
   size_t usage() const override;
   size_t largest_hole() const override;
+
+  // The whole tier, for whoever hands it to other processes. The file is the tier's, and lives as long.
+  struct SharedMapping {
+    int memfd = -1;
+    std::byte* base = nullptr;  // where byte 0 of the file is
+    size_t bytes = 0;
+  };
+  SharedMapping shared_mapping() const { return {mapping_->memfd, mapping_->base, mapping_->bytes}; }
 
   // Bytes page-locked so far.
   size_t pinned_bytes() const { return pinned_bytes_.load(std::memory_order_acquire); }
