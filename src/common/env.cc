@@ -18,7 +18,12 @@ std::span<const Variable* const> All() {
                                              &kAclLibrary,
                                              &kNpuStaging,
                                              &kUseHugepage,
-                                             &kHugepageSize};
+                                             &kHugepageSize,
+                                             &kTcpDataPort,
+                                             &kTcpLanesPerPeer,
+                                             &kTcpMaxConnections,
+                                             &kTcpCongestion,
+                                             &kTcpInterface};
   return kAll;
 }
 

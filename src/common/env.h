@@ -26,6 +26,17 @@ inline constexpr Variable kUseHugepage{"MC_STORE_USE_HUGEPAGE",
                                        "1: DRAM tiers on huge pages, unless a tier says \"hugepages\" itself"};
 inline constexpr Variable kHugepageSize{"MC_STORE_HUGEPAGE_SIZE",
                                         "2MB (default) | 1GB: their size, with MC_STORE_USE_HUGEPAGE"};
+inline constexpr Variable kTcpDataPort{"MC_TCP_DATA_PORT",
+                                       "port of the tcp transport's data connections (default: any free one)"};
+inline constexpr Variable kTcpLanesPerPeer{"MC_TCP_LANES_PER_PEER",
+                                           "1..16: most data connections to one peer over tcp (default 4)"};
+inline constexpr Variable kTcpMaxConnections{"MC_TCP_MAX_CONNECTIONS",
+                                             "data connections accepted from all peers at a time (default 2048)"};
+inline constexpr Variable kTcpCongestion{
+    "MC_TCP_CONGESTION",
+    "congestion control of data connections (default: the system's; on the same host cubic or reno)"};
+inline constexpr Variable kTcpInterface{"MC_TCP_INTERFACE",
+                                        "network device that data connections are bound to (default: any)"};
 
 // Value of a variable, nullopt when unset. Call at start-up only: the environment is not guarded against setenv.
 std::optional<std::string> Get(const Variable& variable);
