@@ -29,6 +29,11 @@ std::span<const Variable* const> All() {
                                              &kMinRpcPort,
                                              &kMaxRpcPort};
                                              &kShmAnyUser};
+                                             &kTcpDataPort,
+                                             &kTcpLanesPerPeer,
+                                             &kTcpMaxConnections,
+                                             &kTcpCongestion,
+                                             &kTcpInterface};
   return kAll;
 }
 

@@ -42,6 +42,17 @@ inline constexpr Variable kMinRpcPort{"MC_MIN_RPC_PORT", "lowest port the transf
 inline constexpr Variable kMaxRpcPort{"MC_MAX_RPC_PORT", "highest port the transfer engine looks for (default 17000)"};
 inline constexpr Variable kShmAnyUser{
     "MC_SHM_ANY_USER", "1: processes of every user of this host may map registered shared memory (default: same user)"};
+inline constexpr Variable kTcpDataPort{"MC_TCP_DATA_PORT",
+                                       "port of the tcp transport's data connections (default: any free one)"};
+inline constexpr Variable kTcpLanesPerPeer{"MC_TCP_LANES_PER_PEER",
+                                           "1..16: most data connections to one peer over tcp (default 4)"};
+inline constexpr Variable kTcpMaxConnections{"MC_TCP_MAX_CONNECTIONS",
+                                             "data connections accepted from all peers at a time (default 2048)"};
+inline constexpr Variable kTcpCongestion{
+    "MC_TCP_CONGESTION",
+    "congestion control of data connections (default: the system's; on the same host cubic or reno)"};
+inline constexpr Variable kTcpInterface{"MC_TCP_INTERFACE",
+                                        "network device that data connections are bound to (default: any)"};
 
 // Value of a variable, nullopt when unset. Call at start-up only: the environment is not guarded against setenv.
 std::optional<std::string> Get(const Variable& variable);
