@@ -172,7 +172,7 @@ TEST(DramTierTest, BlocksLieInsideOneMapping) {
 TEST(DramTierTest, WholeTierCanBeMappedElsewhereAndNobodyCanShrinkIt) {
   const auto tier = OpenTier(1 << 20);
   ASSERT_TRUE(tier);
-  const DramTier::SharedMapping shared = tier->shared_mapping();
+  const HostMemory shared = tier->host_memory().value();
   ASSERT_EQ(shared.bytes, size_t{1} << 20);
   auto block = tier->Allocate(5000);
   ASSERT_TRUE(block);

@@ -46,13 +46,9 @@ class DramTier final : public CacheTier {
   size_t usage() const override;
   size_t largest_hole() const override;
 
-  // The whole tier, for whoever hands it to other processes. The file is the tier's, and lives as long.
-  struct SharedMapping {
-    int memfd = -1;
-    std::byte* base = nullptr;  // where byte 0 of the file is
-    size_t bytes = 0;
-  };
-  SharedMapping shared_mapping() const { return {mapping_->memfd, mapping_->base, mapping_->bytes}; }
+  std::optional<HostMemory> host_memory() const override {
+    return HostMemory{.base = mapping_->base, .bytes = mapping_->bytes, .memfd = mapping_->memfd};
+  }
 
   // Bytes page-locked so far.
   size_t pinned_bytes() const { return pinned_bytes_.load(std::memory_order_acquire); }
