@@ -114,13 +114,13 @@ Result<void> RegionKeeper::Unregister(std::span<void* const> addresses) {
 }
 
 Result<void*> RegionKeeper::Allocate(size_t length, std::string location) {
-  SharedBuffer buffer = MC_TRY(SharedBuffer::Create(length, "mooncake_transfer"));
+  std::unique_ptr<SharedBuffer> buffer = MC_TRY(SharedBuffer::Create({.bytes = length}));
   RegionOptions options;
   options.location = std::move(location);
-  options.shared = buffer.shared();
-  const HostRange range(buffer.data(), length);
+  options.shared = SharedMemory{.memfd = buffer->memfd()};
+  const HostRange range(buffer->data(), length);
   MC_TRY(Register({&range, 1}, options));
-  std::byte* const address = buffer.data();
+  std::byte* const address = buffer->data();
   std::lock_guard lock(mutex_);
   allocations_.emplace(AddressOf(address), Allocation{.buffer = std::move(buffer), .leaving = nullptr});
   return address;

@@ -10,7 +10,11 @@
 
 #include "transfer_engine/multi_transport.h"
 #include "transfer_engine/self_segment.h"
+#if __has_include("transfer_engine/transport/shm/shared_buffer.h")
+#include "transfer_engine/transport/shm/shared_buffer.h"
+#else
 #include "transfer_engine/shared_buffer.h"
+#endif
 
 namespace mooncake {
 
@@ -34,7 +38,7 @@ class RegionKeeper {
     bool published = false;
   };
   struct Allocation {
-    SharedBuffer buffer;
+    std::unique_ptr<SharedBuffer> buffer;
     std::shared_ptr<Region> leaving;  // unregistered, but not unused yet
     bool freeing = false;
   };

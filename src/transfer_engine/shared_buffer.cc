@@ -7,62 +7,41 @@
 
 #include <cerrno>
 #include <cstring>
-#include <utility>
 
 namespace mooncake {
 namespace {
 
-std::unexpected<Status> SystemError(const char* step, size_t length) {
+std::unexpected<Status> SystemError(const char* step, size_t bytes, int memfd) {
   const int error = errno;
+  if (memfd >= 0) close(memfd);
   return std::unexpected(Status(ErrorCode::NO_AVAILABLE_HANDLE,
-                                fmt::format("{} B of shared memory: {}: {}", length, step, std::strerror(error)),
+                                fmt::format("{} B of shared memory: {}: {}", bytes, step, std::strerror(error)),
                                 error));
 }
 
 }  // namespace
 
-Result<SharedBuffer> SharedBuffer::Create(size_t length, const std::string& name) {
+Result<std::unique_ptr<SharedBuffer>> SharedBuffer::Create(const Options& options) {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  if (length == 0 || length > SIZE_MAX - page) {
-    return Error(ErrorCode::INVALID_PARAMS, "{} B of shared memory cannot be had", length);
+  if (options.bytes == 0 || options.bytes > SIZE_MAX / 2) {
+    return Error(ErrorCode::INVALID_PARAMS, "{} B of shared memory cannot be had", options.bytes);
   }
-  SharedBuffer buffer;
-  const size_t size = (length + page - 1) / page * page;
-  buffer.memfd_ = memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (buffer.memfd_ < 0) return SystemError("memfd_create", length);
-  if (ftruncate(buffer.memfd_, static_cast<off_t>(size)) != 0) return SystemError("ftruncate", length);
+  const size_t bytes = (options.bytes + page - 1) / page * page;
+  const int memfd = memfd_create("mooncake_transfer", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  if (memfd < 0) return SystemError("memfd_create", bytes, memfd);
+  if (ftruncate(memfd, static_cast<off_t>(bytes)) != 0) return SystemError("ftruncate", bytes, memfd);
   // A peer that holds the descriptor must not be able to make our accesses fault.
-  if (fcntl(buffer.memfd_, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    return SystemError("sealing", length);
+  if (fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    return SystemError("sealing", bytes, memfd);
   }
-  void* const mapped = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, buffer.memfd_, 0);
-  if (mapped == MAP_FAILED) return SystemError("mmap", length);
-  buffer.data_ = static_cast<std::byte*>(mapped);
-  buffer.size_ = size;
-  return buffer;
-}
-
-SharedBuffer::SharedBuffer(SharedBuffer&& other) noexcept
-    : data_(std::exchange(other.data_, nullptr)),
-      size_(std::exchange(other.size_, 0)),
-      memfd_(std::exchange(other.memfd_, -1)) {}
-
-SharedBuffer& SharedBuffer::operator=(SharedBuffer&& other) noexcept {
-  if (this == &other) return *this;
-  Release();
-  data_ = std::exchange(other.data_, nullptr);
-  size_ = std::exchange(other.size_, 0);
-  memfd_ = std::exchange(other.memfd_, -1);
-  return *this;
+  void* const mapped = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd, 0);
+  if (mapped == MAP_FAILED) return SystemError("mmap", bytes, memfd);
+  return std::unique_ptr<SharedBuffer>(new SharedBuffer(static_cast<std::byte*>(mapped), bytes, memfd));
 }
 
 SharedBuffer::~SharedBuffer() {
-  Release();
-}
-
-void SharedBuffer::Release() {
-  if (data_ != nullptr) munmap(data_, size_);
-  if (memfd_ >= 0) close(memfd_);
+  munmap(base_, bytes_);
+  close(memfd_);
 }
 
 }  // namespace mooncake

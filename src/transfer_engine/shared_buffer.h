@@ -1,34 +1,33 @@
-// Memory that other processes of this host can be given: a mapped memfd.
+// Memory of this process that other processes of the host can map: a sealed memfd and its mapping.
 #pragma once
 
 #include <cstddef>
-#include <string>
+#include <memory>
 
 #include "common/status.h"
-#include "transfer_engine/region_registry.h"
 
 namespace mooncake {
 
-// Owns the mapping and the descriptor. Move-only; not thread-safe.
+// Any thread.
 class SharedBuffer {
  public:
-  // Zeroed pages; `length` is rounded up to them. NO_AVAILABLE_HANDLE with the system's number when there is no memory.
-  static Result<SharedBuffer> Create(size_t length, const std::string& name);
-  SharedBuffer(SharedBuffer&& other) noexcept;
-  SharedBuffer& operator=(SharedBuffer&& other) noexcept;
+  struct Options {
+    size_t bytes = 0;  // rounded up to whole pages
+  };
+  static Result<std::unique_ptr<SharedBuffer>> Create(const Options& options);
   ~SharedBuffer();
+  SharedBuffer(const SharedBuffer&) = delete;
+  SharedBuffer& operator=(const SharedBuffer&) = delete;
 
-  std::byte* data() const { return data_; }
-  size_t size() const { return size_; }
-  SharedMemory shared() const { return {.memfd = memfd_, .offset = 0}; }
+  std::byte* data() const { return base_; }
+  int memfd() const { return memfd_; }
 
  private:
-  SharedBuffer() = default;
-  void Release();
+  SharedBuffer(std::byte* base, size_t bytes, int memfd) : base_(base), bytes_(bytes), memfd_(memfd) {}
 
-  std::byte* data_ = nullptr;
-  size_t size_ = 0;
-  int memfd_ = -1;
+  std::byte* const base_;
+  const size_t bytes_;
+  const int memfd_;
 };
 
 }  // namespace mooncake
