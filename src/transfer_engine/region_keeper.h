@@ -10,15 +10,7 @@
 
 #include "transfer_engine/multi_transport.h"
 #include "transfer_engine/self_segment.h"
-<<<<<<< HEAD
 #include "transfer_engine/transport/shm/shared_buffer.h"
-=======
-#if __has_include("transfer_engine/transport/shm/shared_buffer.h")
-#include "transfer_engine/transport/shm/shared_buffer.h"
-#else
-#include "transfer_engine/shared_buffer.h"
-#endif
->>>>>>> core
 
 namespace mooncake {
 

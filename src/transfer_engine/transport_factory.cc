@@ -5,22 +5,13 @@
 #include <string_view>
 
 #include "common/log.h"
-#if __has_include("transfer_engine/transport/local/local_transport.h")
 #include "transfer_engine/transport/local/local_transport.h"
-#define MC_HAS_LOCAL 1
-#endif
-#if __has_include("transfer_engine/transport/shm/shm_transport.h")
 #include "transfer_engine/transport/shm/shm_transport.h"
-#define MC_HAS_SHM 1
-#endif
 #if __has_include("transfer_engine/transport/rdma/rdma_transport.h")
 #include "transfer_engine/transport/rdma/rdma_transport.h"
 #define MC_HAS_RDMA 1
 #endif
-#if __has_include("transfer_engine/transport/tcp/tcp_transport.h")
 #include "transfer_engine/transport/tcp/tcp_transport.h"
-#define MC_HAS_TCP 1
-#endif
 
 namespace mooncake {
 namespace {
@@ -33,13 +24,8 @@ Result<void> Append(const TransportContext& context, std::vector<TransportPtr>& 
   return {};
 }
 
-Result<void> AppendTcp([[maybe_unused]] const TransportContext& context,
-                       [[maybe_unused]] std::vector<TransportPtr>& transports) {
-#ifdef MC_HAS_TCP
+Result<void> AppendTcp(const TransportContext& context, std::vector<TransportPtr>& transports) {
   return Append<TcpTransport>(context, transports);
-#else
-  return {};
-#endif
 }
 
 Result<void> OpenRdma([[maybe_unused]] const TransportContext& context,
@@ -79,12 +65,8 @@ Result<std::vector<TransportPtr>> OpenTransports(const TransportContext& context
     return transports;
   }
   if (options.same_host) {
-#ifdef MC_HAS_LOCAL
     MC_TRY(Append<LocalTransport>(context, transports));
-#endif
-#ifdef MC_HAS_SHM
     MC_TRY(Append<ShmTransport>(context, transports));
-#endif
   }
   bool has_tcp = false;
   bool wants_tcp = false;
