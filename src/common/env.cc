@@ -18,7 +18,11 @@ std::span<const Variable* const> All() {
                                              &kAclLibrary,
                                              &kNpuStaging,
                                              &kUseHugepage,
-                                             &kHugepageSize};
+                                             &kHugepageSize,
+                                             &kMetadataClusterId,
+                                             &kRedisUsername,
+                                             &kRedisPassword,
+                                             &kRedisDatabase};
   return kAll;
 }
 

@@ -26,6 +26,11 @@ inline constexpr Variable kUseHugepage{"MC_STORE_USE_HUGEPAGE",
                                        "1: DRAM tiers on huge pages, unless a tier says \"hugepages\" itself"};
 inline constexpr Variable kHugepageSize{"MC_STORE_HUGEPAGE_SIZE",
                                         "2MB (default) | 1GB: their size, with MC_STORE_USE_HUGEPAGE"};
+inline constexpr Variable kMetadataClusterId{
+    "MC_METADATA_CLUSTER_ID", "keys on a metadata server begin with mooncake/<this>/ (default: mooncake/)"};
+inline constexpr Variable kRedisUsername{"MC_REDIS_USERNAME", "user at a redis:// metadata server (default: its own)"};
+inline constexpr Variable kRedisPassword{"MC_REDIS_PASSWORD", "password there (default: no AUTH)"};
+inline constexpr Variable kRedisDatabase{"MC_REDIS_DB_INDEX", "database there, 0 (default) to 255"};
 
 // Value of a variable, nullopt when unset. Call at start-up only: the environment is not guarded against setenv.
 std::optional<std::string> Get(const Variable& variable);
