@@ -3,6 +3,8 @@
 
 #include <gmock/gmock.h>
 
+#include <future>
+
 #include "transfer_engine/metadata/stores.h"
 #include "transfer_engine/metadata/tcp_stream.h"
 #include "transfer_engine/metadata/test_server_process.h"
@@ -140,6 +142,23 @@ TEST(HttpCallTest, LongRequestToAServerThatClosesIsNoSignal) {
       Call({.server = {"127.0.0.1", server.port()}, .method = "PUT", .target = "/", .content_type = "t", .body = body},
            Later());
   EXPECT_FALSE(answer);
+}
+
+TEST(HttpCallTest, RefusalBeforeTheEndOfALongRequestIsHeard) {
+  // The server reads no more, and keeps the connection.
+  std::promise<void> heard;
+  const ScriptedServer server([&](int fd) {
+    const std::string refusal = "HTTP/1.1 413 Too long\r\nContent-Length: 0\r\n\r\n";
+    (void)send(fd, refusal.data(), refusal.size(), MSG_NOSIGNAL);
+    heard.get_future().wait();
+  });
+  const std::string body(64 << 20, 'x');
+  const auto answer =
+      Call({.server = {"127.0.0.1", server.port()}, .method = "PUT", .target = "/", .content_type = "t", .body = body},
+           Later());
+  heard.set_value();
+  ASSERT_TRUE(answer) << answer.error().ToString();
+  EXPECT_EQ(answer->code, 413);
 }
 
 TEST(HttpCallTest, EscapesWhatAUrlCannotHold) {

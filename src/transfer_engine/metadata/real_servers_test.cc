@@ -314,7 +314,7 @@ TEST(EtcdServerTest, ValueBeyondItsLimitIsRefusedWithItsReason) {
   const auto put = server->Connect()->Put("key", std::string(4 << 20, 'x'), Soon());
   ASSERT_FALSE(put);
   EXPECT_EQ(put.error().code(), ErrorCode::METADATA_ERROR);
-  EXPECT_THAT(put.error().message(), HasSubstr("too large"));
+  EXPECT_THAT(put.error().message(), HasSubstr("larger than max"));
 }
 
 }  // namespace

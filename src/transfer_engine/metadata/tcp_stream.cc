@@ -21,12 +21,13 @@ std::unexpected<Status> Failed(const char* what, int error) {
   return std::unexpected(Status(ErrorCode::METADATA_ERROR, fmt::format("{}: {}", what, std::strerror(error)), error));
 }
 
-Result<void> WaitFor(int fd, short events, const char* what, Deadline deadline) {
+// Which of the events there are.
+Result<short> WaitFor(int fd, short events, const char* what, Deadline deadline) {
   for (;;) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline.Remaining()).count();
     pollfd waiting{.fd = fd, .events = events, .revents = 0};
     const int ready = poll(&waiting, 1, static_cast<int>(std::min<int64_t>(left, 1'000'000)));
-    if (ready > 0) return {};
+    if (ready > 0) return waiting.revents;
     if (ready < 0 && errno != EINTR) return Failed(what, errno);
     if (deadline.Passed()) return Error(ErrorCode::METADATA_ERROR, "{}: the deadline passed", what);
   }
@@ -83,7 +84,8 @@ Result<void> TcpStream::Send(std::string_view bytes, Deadline deadline) {
     if (sent > 0) {
       bytes.remove_prefix(static_cast<size_t>(sent));
     } else if (errno == EAGAIN) {
-      MC_TRY(WaitFor(fd_, POLLOUT, "send", deadline));
+      const short events = MC_TRY(WaitFor(fd_, POLLOUT | POLLIN, "send", deadline));
+      if ((events & (POLLOUT | POLLIN)) == POLLIN) return {};
     } else if (errno != EINTR) {
       return Failed("send", errno);
     }

@@ -21,6 +21,7 @@ class TcpStream {
   TcpStream& operator=(TcpStream&& other) noexcept;
   ~TcpStream();
 
+  // Ends early when the peer, instead of taking the bytes, says something or closes: what it says tells why.
   Result<void> Send(std::string_view bytes, Deadline deadline);
   // At least one byte; 0: the peer has closed.
   Result<size_t> Receive(std::span<char> buffer, Deadline deadline);
