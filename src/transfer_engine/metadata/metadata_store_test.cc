@@ -7,6 +7,8 @@
 #include <cstdlib>
 
 #include "transfer_engine/metadata/base64.h"
+#include "transfer_engine/metadata/stores.h"
+#include "transfer_engine/metadata/test_server_process.h"
 
 namespace mooncake {
 namespace {
@@ -42,6 +44,15 @@ TEST(MetadataStoreTest, RefusesADatabaseThatIsNone) {
   setenv("MC_REDIS_DB_INDEX", "255", 1);
   EXPECT_TRUE(OpenMetadataStore("redis://a"));
   unsetenv("MC_REDIS_DB_INDEX");
+}
+
+TEST(MetadataStoreTest, KeptConnectionThatDiedIsReplacedWithinTheCall) {
+  const ScriptedServer server("+OK\r\n");  // and closes
+  const auto store = OpenRedisMetadata({.server = {"127.0.0.1", server.port()}});
+  for (int i = 0; i < 3; ++i) {
+    const auto put = store->Put("key", "value", Deadline::After(std::chrono::seconds(60)));
+    ASSERT_TRUE(put) << put.error().ToString();
+  }
 }
 
 void PrintKeysAndExit(const char* cluster) {
