@@ -36,6 +36,17 @@ std::span<const Variable* const> All() {
       &kTcpCongestion,
       &kTcpInterface,
   };
+  static constexpr const Variable* kAll[] = {&kTieredConfigSeedSpelling,
+                                             &kTieredConfig,
+                                             &kLogLevel,
+                                             &kAclLibrary,
+                                             &kNpuStaging,
+                                             &kUseHugepage,
+                                             &kHugepageSize,
+                                             &kMetadataClusterId,
+                                             &kRedisUsername,
+                                             &kRedisPassword,
+                                             &kRedisDatabase};
   return kAll;
 }
 

@@ -5,7 +5,8 @@ import sys
 import pytest
 from conftest import ROOT
 
-COMMANDS = ["quickstart.sh", "run_tests.sh", "scripts/install_deps.sh", "scripts/fresh_check.sh"]
+COMMANDS = ["quickstart.sh", "run_tests.sh", "scripts/install_deps.sh", "scripts/fetch_test_servers.sh",
+            "scripts/fresh_check.sh"]
 
 
 def run(*command):
