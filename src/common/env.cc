@@ -18,7 +18,22 @@ std::span<const Variable* const> All() {
                                              &kAclLibrary,
                                              &kNpuStaging,
                                              &kUseHugepage,
-                                             &kHugepageSize};
+                                             &kHugepageSize,
+                                             &kIbPort,
+                                             &kGidIndex,
+                                             &kIbGidIndex,
+                                             &kNcclGidIndex,
+                                             &kRdmaMtu,
+                                             &kRdmaQueues,
+                                             &kRdmaQueueDepth,
+                                             &kRdmaSliceSize,
+                                             &kRdmaMaxMrSize,
+                                             &kRdmaRelaxedOrdering,
+                                             &kIbTrafficClass,
+                                             &kIbServiceLevel,
+                                             &kPkeyIndex,
+                                             &kRdmaRetries,
+                                             &kSliceTimeout};
   return kAll;
 }
 
