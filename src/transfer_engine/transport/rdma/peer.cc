@@ -44,7 +44,7 @@ Meters::Meters(MetricRegistry& registry)
       timeouts(registry.GetCounter("rdma_timeouts_total", "transfers whose deadline passed")) {}
 
 std::shared_ptr<Peer> Peer::Create(Fabric& fabric, SegmentPtr target,
-                                           std::function<void(const std::shared_ptr<Peer>&)> on_gone) {
+                                   std::function<void(const std::shared_ptr<Peer>&)> on_gone) {
   return std::shared_ptr<Peer>(new Peer(fabric, std::move(target), std::move(on_gone)));
 }
 
@@ -109,9 +109,9 @@ std::shared_ptr<const std::vector<uint8_t>> Peer::DistancesFor(const TransferOpe
   if (distances == nullptr) {
     std::vector<Rail> rails;
     for (const RailState& rail : rails_) rails.push_back(rail.rail);
-    distances = std::make_shared<const std::vector<uint8_t>>(RailDistances(rails, fabric_.device_names, target_->devices,
-                                                                           fabric_.topology, local, target_topology_,
-                                                                           operation.region.location));
+    distances = std::make_shared<const std::vector<uint8_t>>(
+        RailDistances(rails, fabric_.device_names, target_->devices, fabric_.topology, local, target_topology_,
+                      operation.region.location));
   }
   return distances;
 }

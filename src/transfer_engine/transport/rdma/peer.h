@@ -35,7 +35,7 @@ struct Meters {
   Counter& timeouts;  // operations
 };
 
-// What all endpoints of a transport share. Outlives those that are not gone.
+// What all peers of a transport share. Outlives those that are not gone.
 struct Fabric {
   const RdmaOptions& options;
   std::vector<RdmaDevice*> devices;
@@ -49,7 +49,7 @@ struct Fabric {
   Meters meters;
 };
 
-// A request cut into slices, at most one queue pair for each. Guarded by its endpoint's lock.
+// A request cut into slices, at most one queue pair for each. Guarded by its peer's lock.
 struct Work {
   TransferOperation operation;
   MemoryTable::Pin memory;                                // around operation.local
@@ -71,15 +71,15 @@ struct Slice {
   int attempts = 0;  // that failed
 };
 
-// Any thread, but Attend. One process of a certain generation is one endpoint; its death is the endpoint's.
+// Any thread, but Attend. One process of a certain generation is one peer.
 class Peer : public Chore, public std::enable_shared_from_this<Peer> {
  public:
   // `on_gone` runs once, on the agenda's thread, when it is dead and nothing of it is left: the fabric is not touched
   // any more.
   static std::shared_ptr<Peer> Create(Fabric& fabric, SegmentPtr target,
-                                          std::function<void(const std::shared_ptr<Peer>&)> on_gone);
+                                      std::function<void(const std::shared_ptr<Peer>&)> on_gone);
 
-  // An operation and its registered memory. False when the endpoint is dead; then nothing is taken.
+  // An operation and its registered memory. False when it is dead; then nothing is taken.
   struct Prepared {
     TransferOperation operation;
     MemoryTable::Pin memory;

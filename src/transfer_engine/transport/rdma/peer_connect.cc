@@ -1,4 +1,4 @@
-// An endpoint's control connection: the watch over the peer, and the handshake that brings queue pairs up.
+// A peer's control connection: the watch over the peer, and the handshake that brings queue pairs up.
 #include <algorithm>
 
 #include "protocol/methods.h"
@@ -43,8 +43,7 @@ void Peer::Watch(Lock& lock) {
 }
 
 // `then` runs with the lock, and may take a second call as little as this may.
-void Peer::Call(Lock& lock, uint16_t method, std::string body,
-                    std::function<void(Peer&, Result<std::string>)> then) {
+void Peer::Call(Lock& lock, uint16_t method, std::string body, std::function<void(Peer&, Result<std::string>)> then) {
   lock.unlock();
   link_->CallAsync(method, std::move(body), {}, Deadline::After(fabric_.options.handshake_timeout),
                    [self = shared_from_this(), then = std::move(then)](Result<std::string> answer) {

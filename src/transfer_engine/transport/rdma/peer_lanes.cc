@@ -1,4 +1,4 @@
-// The life of an endpoint's queue pairs after they are up: time-outs, ends, and what is said to people.
+// The life of a peer's queue pairs after they are up: time-outs, ends, and what is said to people.
 #include <algorithm>
 
 #include "common/log.h"
