@@ -110,10 +110,11 @@ void Peer::PauseRail(size_t index, std::string reason) {
   rail.paused_until = now + std::min(pause, fabric_.options.pause_last);
   rail.reason = std::move(reason);
   fabric_.meters.rails_paused.Add();
-  if (++rail.failures == 1) log::Warn("rdma: {}; tried again later", rail.reason);
+  ++rail.failures;
 }
 
 void Peer::EndRail(size_t rail, std::string reason) {
+  if (rails_[rail].failures == 0) log::Warn("rdma: {}; what was under way goes on elsewhere or later", reason);
   PauseRail(rail, std::move(reason));
   for (Lane& lane : lanes_) {
     if (lane.rail == rail) EndLane(lane);

@@ -159,9 +159,7 @@ class TestNode {
 
   // As an engine ends: transfers first, then the connections.
   void Close() {
-    if (transport_ == nullptr && io_ == nullptr) return;
-    for (const auto& [address, region] : registered_) transport_->WithdrawRegion(*region);
-    registered_.clear();
+    if (io_ == nullptr) return;
     transport_.reset();
     links_->Close();
     server_->Stop();
@@ -184,14 +182,12 @@ class TestNode {
       return registered;
     }
     regions_.Publish(region);
-    registered_[memory.address()] = region;
     return {};
   }
   // As the engine does; the transport has withdrawn it on return.
   Result<void> Unregister(const TestMemory& memory, Deadline deadline) {
     std::shared_ptr<Region> region = MC_TRY(regions_.Unpublish(memory.address())).value();
     transport_->WithdrawRegion(*region);
-    registered_.erase(memory.address());
     return regions_.WaitUnused(region, deadline);
   }
 
@@ -259,7 +255,6 @@ class TestNode {
   bool closed_ = false;
   std::vector<rpc::ServerCall> watches_;  // never answered
   std::unique_ptr<RdmaTransport> transport_;
-  std::map<uint64_t, std::shared_ptr<Region>> registered_;
 };
 
 }  // namespace mooncake::rdma
