@@ -47,6 +47,21 @@ std::span<const Variable* const> All() {
                                              &kRedisUsername,
                                              &kRedisPassword,
                                              &kRedisDatabase};
+                                             &kIbPort,
+                                             &kGidIndex,
+                                             &kIbGidIndex,
+                                             &kNcclGidIndex,
+                                             &kRdmaMtu,
+                                             &kRdmaQueues,
+                                             &kRdmaQueueDepth,
+                                             &kRdmaSliceSize,
+                                             &kRdmaMaxMrSize,
+                                             &kRdmaRelaxedOrdering,
+                                             &kIbTrafficClass,
+                                             &kIbServiceLevel,
+                                             &kPkeyIndex,
+                                             &kRdmaRetries,
+                                             &kSliceTimeout};
   return kAll;
 }
 
