@@ -184,6 +184,21 @@ TEST_P(TransferMemoryContract, UnknownTargetsAndBatchesAreRefused) {
   }
 }
 
+TEST_P(TransferMemoryContract, ClosedSegmentIsNoTargetUntilOpenedAgain) {
+  const FarMemory far = MakeFarMemory(kMiB);
+  NearMemory near(*near_, kMiB);
+  const TransferRequest request = Write(near, 0, far, 0, kMiB);
+  ASSERT_OK(near_->CloseSegment(target_));
+  ExpectRefused({request}, ErrorCode::INVALID_PARAMS);
+  const auto target = near_->OpenSegment(far_->ports().name, Soon());
+  ASSERT_OK(target);
+  target_ = *target;
+  ExpectRoundTrip(far, 1);
+  const auto same = near_->OpenSegment(far_->ports().name, Soon());
+  ASSERT_OK(same);
+  EXPECT_EQ(*same, target_);
+}
+
 TEST_P(TransferMemoryContract, NameThatNobodyAnswersToIsNotFound) {
   const auto opened = near_->OpenSegment("127.0.0.1:1", Soon());
   ASSERT_FALSE(opened);

@@ -214,6 +214,28 @@ TEST_P(TransferContract, BatchTakesItsTasksInSeveralSubmissionsAndNotOneMore) {
   far.Expect(1, 3 * kMiB, kMiB);
 }
 
+TEST_P(TransferContract, BatchesBeyondTheLimitAreRefusedUntilOneIsFreed) {
+  TransferEngineOptions options = NearOptions(wire(), OneNearDevice());
+  options.max_batches = 3;
+  const auto engine = TransferEngine::Open(std::move(options));
+  ASSERT_OK(engine);
+  std::vector<BatchId> batches;
+  for (int i = 0; i < 3; ++i) {
+    const auto batch = (*engine)->AllocateBatch(1);
+    ASSERT_OK(batch);
+    batches.push_back(*batch);
+  }
+  const auto refused = (*engine)->AllocateBatch(1);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code(), ErrorCode::TOO_MANY_REQUESTS);
+  EXPECT_OK((*engine)->FreeBatch(batches[1]));
+  const auto again = (*engine)->AllocateBatch(1);
+  ASSERT_OK(again);
+  EXPECT_NE(*again, batches[1]) << "a batch that is gone must not come back under its old name";
+  EXPECT_FALSE((*engine)->BatchStatus(batches[1]));
+  for (const BatchId batch : {batches[0], batches[2], *again}) EXPECT_OK((*engine)->FreeBatch(batch));
+}
+
 TEST_P(TransferContract, EndIsToldToAllWhoAsked) {
   const FarMemory far = MakeFarMemory(16 * kMiB);
   NearMemory near(*near_, 16 * kMiB);

@@ -92,6 +92,9 @@ TEST_P(TransferFaults, PeerKilledWhileItStandsStillSettlesEveryRequest) {
   const std::vector<TransferRequest> requests = Traffic(near, far);
   const BatchId batch = Begin(requests, {.deadline = Far()});
   if (!one_sided()) {
+    const auto waiting = near_->Wait(batch, Deadline::After(seconds(0)));
+    ASSERT_OK(waiting);
+    EXPECT_EQ(TransferStateName(waiting->state), "WAITING");
     const auto freed = near_->FreeBatch(batch);
     ASSERT_FALSE(freed);
     EXPECT_EQ(freed.error().code(), ErrorCode::BATCH_BUSY);
