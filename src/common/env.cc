@@ -12,28 +12,30 @@ std::optional<std::string> Get(const Variable& variable) {
 }
 
 std::span<const Variable* const> All() {
-  static constexpr const Variable* kAll[] = {&kTieredConfigSeedSpelling,
-                                             &kTieredConfig,
-                                             &kLogLevel,
-                                             &kAclLibrary,
-                                             &kNpuStaging,
-                                             &kUseHugepage,
-                                             &kHugepageSize,
-                                             &kForceTcp,
-                                             &kStrictProtocol,
-                                             &kTransferTimeout,
-                                             &kCustomTopology,
-                                             &kTcpBindAddress,
-                                             &kDeviceFilter,
-                                             &kLegacyRpcPortBinding,
-                                             &kMinRpcPort,
-                                             &kMaxRpcPort};
-                                             &kShmAnyUser};
-                                             &kTcpDataPort,
-                                             &kTcpLanesPerPeer,
-                                             &kTcpMaxConnections,
-                                             &kTcpCongestion,
-                                             &kTcpInterface};
+  static constexpr const Variable* kAll[] = {
+      &kTieredConfigSeedSpelling,
+      &kTieredConfig,
+      &kLogLevel,
+      &kAclLibrary,
+      &kNpuStaging,
+      &kUseHugepage,
+      &kHugepageSize,
+      &kForceTcp,
+      &kStrictProtocol,
+      &kTransferTimeout,
+      &kCustomTopology,
+      &kTcpBindAddress,
+      &kDeviceFilter,
+      &kLegacyRpcPortBinding,
+      &kMinRpcPort,
+      &kMaxRpcPort,
+      &kShmAnyUser,
+      &kTcpDataPort,
+      &kTcpLanesPerPeer,
+      &kTcpMaxConnections,
+      &kTcpCongestion,
+      &kTcpInterface,
+  };
   return kAll;
 }
 
