@@ -9,6 +9,13 @@
 #include "transfer/pattern.h"
 
 namespace mooncake::transfer_test {
+
+::testing::AssertionResult Completed(const Result<TransferStatus>& result) {
+  if (!result) return Succeeded(result);
+  if (result->state == TransferState::kCompleted) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << TransferStateName(result->state) << ": " << result->error.ToString();
+}
+
 std::string FarMemory::Range(size_t offset, size_t length) const {
   MC_CHECK(offset <= length_ && length <= length_ - offset, "[{}, +{}) of {}", offset, length, length_);
   return fmt::format("{} {}", address_ + offset, length);
@@ -40,7 +47,9 @@ NearMemory::NearMemory(TransferEngine& engine, size_t length) : engine_(engine),
 }
 
 NearMemory::~NearMemory() {
-  if (registered_) EXPECT_OK(engine_.UnregisterMemory(data_));
+  if (registered_) {
+    EXPECT_OK(engine_.UnregisterMemory(data_));
+  }
   munmap(data_, length_);
 }
 

@@ -96,24 +96,15 @@ class EndsTest : public ::testing::TestWithParam<std::string> {
   static uint64_t RandomSeed();
 };
 
-#define EXPECT_OK(expression)                                 \
-  do {                                                        \
-    const auto ok_result_ = (expression);                     \
-    EXPECT_TRUE(ok_result_) << ok_result_.error().ToString(); \
-  } while (false)
-#define ASSERT_OK(expression)                                 \
-  do {                                                        \
-    const auto ok_result_ = (expression);                     \
-    ASSERT_TRUE(ok_result_) << ok_result_.error().ToString(); \
-  } while (false)
+template <typename T>
+::testing::AssertionResult Succeeded(const Result<T>& result) {
+  if (result) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << result.error().ToString();
+}
+::testing::AssertionResult Completed(const Result<TransferStatus>& result);
 
-#define EXPECT_COMPLETED(expression)                                                          \
-  do {                                                                                        \
-    const Result<TransferStatus> status_ = (expression);                                      \
-    EXPECT_TRUE(status_) << status_.error().ToString();                                       \
-    if (status_) {                                                                            \
-      EXPECT_EQ(TransferStateName(status_->state), "COMPLETED") << status_->error.ToString(); \
-    }                                                                                         \
-  } while (false)
+#define EXPECT_OK(expression) EXPECT_TRUE(Succeeded(expression))
+#define ASSERT_OK(expression) ASSERT_TRUE(Succeeded(expression))
+#define EXPECT_COMPLETED(expression) EXPECT_TRUE(Completed(expression))
 
 }  // namespace mooncake::transfer_test

@@ -49,7 +49,9 @@ class TransferFaults : public EndsTest {
     NearMemory near(*near_, 4096);
     const TransferRequest write = Write(near, 0, far, 0, 4096);
     const auto status = Run({&write, 1}, {.deadline = Far()});
-    if (status) EXPECT_EQ(TransferStateName(status->state), "FAILED");
+    if (status) {
+      EXPECT_EQ(TransferStateName(status->state), "FAILED");
+    }
   }
 
   FarMemory MakeFarMemoryAt(uint64_t address, size_t length) {
@@ -101,7 +103,9 @@ TEST_P(TransferFaults, PeerKilledWhileItStandsStillSettlesEveryRequest) {
   }
   far_->process().Kill();
   const TransferStatus end = End(batch);
-  if (!one_sided()) EXPECT_EQ(TransferStateName(end.state), "FAILED");
+  if (!one_sided()) {
+    EXPECT_EQ(TransferStateName(end.state), "FAILED");
+  }
   ExpectUnreachable(far);
 }
 
@@ -148,7 +152,9 @@ TEST_P(TransferFaults, CanceledRequestsEndAtOnceAndTouchNothingAfterwards) {
         << TransferStateName(end.state) << " " << end.error.ToString();
     canceled += end.state == TransferState::kCanceled ? 1 : 0;
   }
-  if (!one_sided()) EXPECT_GT(canceled, 0u);
+  if (!one_sided()) {
+    EXPECT_GT(canceled, 0u);
+  }
   Fill(near.bytes(), 2);
   if (!one_sided()) far_->process().Continue();
   for (uint64_t seed = 3; seed < 6; ++seed) ExpectRoundTrip(far, seed);
