@@ -55,11 +55,11 @@ std::vector<uint64_t> BatchNumbersOf(py::handle sequence) {
 
 TransferCall CallOf(py::handle target, py::handle buffer, py::handle peer, py::handle length, TransferOpcode opcode,
                     py::handle notify) {
-  return {.target = TextOf(target, "target_hostname"),
-          .opcode = opcode,
-          .pieces = {{UnsignedOf(buffer, "buffer"), UnsignedOf(peer, "peer_buffer_address"),
-                      UnsignedOf(length, "length")}},
-          .notify = NotifyOf(notify)};
+  return {
+      .target = TextOf(target, "target_hostname"),
+      .opcode = opcode,
+      .pieces = {{UnsignedOf(buffer, "buffer"), UnsignedOf(peer, "peer_buffer_address"), UnsignedOf(length, "length")}},
+      .notify = NotifyOf(notify)};
 }
 
 // INVALID_PARAMS for lists of different lengths.
@@ -70,8 +70,8 @@ Result<TransferCall> BatchCallOf(py::handle target, py::handle buffers, py::hand
   const auto remote = UnsignedList(peers, "peer_buffer_addresses");
   const auto bytes = UnsignedList(lengths, "lengths");
   if (local.size() != remote.size() || local.size() != bytes.size())
-    return Error(ErrorCode::INVALID_PARAMS, "{} buffers, {} peer addresses and {} lengths", local.size(),
-                 remote.size(), bytes.size());
+    return Error(ErrorCode::INVALID_PARAMS, "{} buffers, {} peer addresses and {} lengths", local.size(), remote.size(),
+                 bytes.size());
   call.pieces.reserve(local.size());
   for (size_t i = 0; i < local.size(); ++i) call.pieces.push_back({local[i], remote[i], bytes[i]});
   return call;
@@ -209,15 +209,14 @@ int64_t Engine::RegisterMemory(py::handle address, py::handle capacity, py::hand
   const uint64_t at = UnsignedOf(address, "buffer_addr");
   const uint64_t length = UnsignedOf(capacity, "capacity");
   const std::string where = TextOf(location, "location");
-  return NumberOf(Run("register_memory", "", [&](EngineSession& session, const Interrupted&) {
-    return session.Register(at, length, where);
-  }));
+  return NumberOf(Run("register_memory", "",
+                      [&](EngineSession& session, const Interrupted&) { return session.Register(at, length, where); }));
 }
 
 int64_t Engine::UnregisterMemory(py::handle address) {
   const uint64_t at = UnsignedOf(address, "buffer_addr");
-  return NumberOf(Run("unregister_memory", "",
-                      [&](EngineSession& session, const Interrupted&) { return session.Unregister(at); }));
+  return NumberOf(
+      Run("unregister_memory", "", [&](EngineSession& session, const Interrupted&) { return session.Unregister(at); }));
 }
 
 int64_t Engine::BatchRegisterMemory(py::handle addresses, py::handle capacities, py::handle location) {
@@ -267,16 +266,15 @@ int64_t Engine::WriteBytes(py::handle address, py::handle bytes, py::handle leng
 py::bytes Engine::ReadBytes(py::handle address, py::handle length) {
   const uint64_t at = UnsignedOf(address, "source_address");
   const uint64_t count = UnsignedOf(length, "length");
-  const auto source = Run("read_bytes_from_buffer", "", [&](EngineSession& session, const Interrupted&) {
-    return HostMemory(session, at, count);
-  });
+  const auto source = Run("read_bytes_from_buffer", "",
+                          [&](EngineSession& session, const Interrupted&) { return HostMemory(session, at, count); });
   return source ? CopyToBytes(*source) : py::bytes();
 }
 
 // --- transfers ---
 
-int64_t Engine::TransferSync(const char* name, py::handle target, py::handle buffer, py::handle peer,
-                             py::handle length, TransferOpcode opcode, py::handle notify) {
+int64_t Engine::TransferSync(const char* name, py::handle target, py::handle buffer, py::handle peer, py::handle length,
+                             TransferOpcode opcode, py::handle notify) {
   const TransferCall call = CallOf(target, buffer, peer, length, opcode, notify);
   return DoneOrFailed(Run(name, call.target, [&](EngineSession& session, const Interrupted& interrupted) {
     return session.Transfer(call, interrupted);
@@ -314,18 +312,17 @@ uint64_t Engine::BatchTransferAsync(const char* name, py::handle target, py::han
 
 int64_t Engine::CheckStatus(py::handle number) {
   const uint64_t id = BatchNumberOf(number);
-  const auto done = Run("transfer_check_status", "",
-                        [&](EngineSession& session, const Interrupted&) { return session.Check(id); });
+  const auto done =
+      Run("transfer_check_status", "", [&](EngineSession& session, const Interrupted&) { return session.Check(id); });
   if (done) return *done ? 1 : 0;
   return done.error().code() == ErrorCode::TRANSFER_TIMEOUT ? -2 : -1;
 }
 
 int64_t Engine::BatchStatus(py::handle numbers) {
   const auto all = BatchNumbersOf(numbers);
-  return DoneOrFailed(Run("get_batch_transfer_status", "",
-                          [&](EngineSession& session, const Interrupted& interrupted) {
-                            return session.WaitAll(all, interrupted);
-                          }));
+  return DoneOrFailed(Run("get_batch_transfer_status", "", [&](EngineSession& session, const Interrupted& interrupted) {
+    return session.WaitAll(all, interrupted);
+  }));
 }
 
 // --- peers ---

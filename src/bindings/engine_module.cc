@@ -67,8 +67,7 @@ void BindMemory(EngineClass& engine) {
            "free_managed_buffer(buffer_addr: int, length: int) -> int\n\nGives a managed buffer back, with the length "
            "it was allocated with. 0, or -1: it is none, or has another size; nothing changes then.\n\n"
            "    engine.free_managed_buffer(address, 1 << 20)")
-      .def("write_bytes_to_buffer", &Engine::WriteBytes, py::arg("dest_address"), py::arg("src_ptr"),
-           py::arg("length"),
+      .def("write_bytes_to_buffer", &Engine::WriteBytes, py::arg("dest_address"), py::arg("src_ptr"), py::arg("length"),
            "write_bytes_to_buffer(dest_address: int, src_ptr: bytes-like, length: int) -> int\n\nCopies the first "
            "`length` bytes to an address of host memory. 0 or -1.\n\n"
            "    engine.write_bytes_to_buffer(address, b'data', 4)")

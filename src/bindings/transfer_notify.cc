@@ -18,8 +18,7 @@ py::str Decoded(const std::string& bytes) {
 std::string Encoded(py::handle object, const char* name) {
   if (PyBytes_Check(object.ptr())) return std::string(KeyOf(object));
   if (!PyUnicode_Check(object.ptr())) RaiseWrongType(name, "str or bytes", object);
-  const auto bytes =
-      py::reinterpret_steal<py::object>(PyUnicode_AsEncodedString(object.ptr(), kEncoding, kOnError));
+  const auto bytes = py::reinterpret_steal<py::object>(PyUnicode_AsEncodedString(object.ptr(), kEncoding, kOnError));
   if (!bytes) throw py::error_already_set();
   return std::string(KeyOf(bytes));
 }

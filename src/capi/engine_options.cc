@@ -16,9 +16,8 @@ constexpr std::string_view kPeerToPeer = "P2PHANDSHAKE";
 // Names of hardware that programs ask for and this build does not drive; NPU memory needs a transport that knows it,
 // host memory goes over what there is.
 constexpr std::array<std::string_view, 18> kOtherProtocols = {
-    "ascend", "ascend_direct", "ascend_rdma", "barex",   "cxi",  "cxl",  "efa",  "hip",
-    "maca",   "musa",          "nccl",        "nvlink",  "nvlink_intra", "nvmeof", "sunrise_link",
-    "ub",     "ubshmem",       "hccl"};
+    "ascend", "ascend_direct", "ascend_rdma", "barex",        "cxi",    "cxl",          "efa", "hip",     "maca",
+    "musa",   "nccl",          "nvlink",      "nvlink_intra", "nvmeof", "sunrise_link", "ub",  "ubshmem", "hccl"};
 
 Result<std::vector<std::string>> ProtocolsFor(const std::string& name, const TransferEngineOptions& options) {
   if (name.empty() || name == "rdma") return std::vector<std::string>{"rdma", "tcp"};
@@ -27,8 +26,8 @@ Result<std::vector<std::string>> ProtocolsFor(const std::string& name, const Tra
     return Error(ErrorCode::INVALID_PARAMS, "unknown protocol {}: write tcp or rdma", QuoteForMessage(name));
   if (options.force_tcp) return std::vector<std::string>{"tcp"};
   if (options.strict_protocol)
-    return Error(ErrorCode::NOT_SUPPORTED_TRANSPORT, "protocol {} is not part of this build and MC_STRICT_PROTOCOL is set",
-                 name);
+    return Error(ErrorCode::NOT_SUPPORTED_TRANSPORT,
+                 "protocol {} is not part of this build and MC_STRICT_PROTOCOL is set", name);
   log::Warn("protocol {} is not part of this build: rdma and tcp carry its transfers", name);
   return std::vector<std::string>{"rdma", "tcp"};
 }

@@ -115,7 +115,8 @@ class EngineSession::Batch {
   BatchId id_;
 };
 
-Result<std::shared_ptr<EngineSession>> EngineSession::Open(TransferEngineOptions options, ManagedBufferOptions buffers) {
+Result<std::shared_ptr<EngineSession>> EngineSession::Open(TransferEngineOptions options,
+                                                           ManagedBufferOptions buffers) {
   const Duration timeout = options.default_timeout;
   std::shared_ptr<TransferEngine> engine = MC_TRY(TransferEngine::Open(std::move(options)));
   return std::shared_ptr<EngineSession>(new EngineSession(std::move(engine), timeout, buffers));

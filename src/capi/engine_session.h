@@ -110,11 +110,11 @@ class EngineSession {
   std::condition_variable left_;
   size_t running_ = 0;
   bool closing_ = false;
-  std::unordered_set<BatchId> waited_for_;                // by Transfer
+  std::unordered_set<BatchId> waited_for_;  // by Transfer
   uint64_t last_number_ = 0;
-  std::unordered_map<uint64_t, BatchId> begun_;           // by Begin
-  std::unordered_set<uint64_t> timed_out_;                // numbers whose batch is freed already
-  std::deque<uint64_t> timed_out_order_;                  // the oldest are forgotten
+  std::unordered_map<uint64_t, BatchId> begun_;  // by Begin
+  std::unordered_set<uint64_t> timed_out_;       // numbers whose batch is freed already
+  std::deque<uint64_t> timed_out_order_;         // the oldest are forgotten
 };
 
 }  // namespace mooncake

@@ -80,8 +80,8 @@ class ManagedBuffers {
   bool growing_ = false;
   size_t held_bytes_ = 0;
   size_t lent_bytes_ = 0;
-  std::map<uintptr_t, size_t> arenas_;                      // base -> bytes lent of it
-  std::array<std::set<uintptr_t>, kClasses> free_;          // blocks by class, of all arenas
+  std::map<uintptr_t, size_t> arenas_;              // base -> bytes lent of it
+  std::array<std::set<uintptr_t>, kClasses> free_;  // blocks by class, of all arenas
   std::unordered_map<uintptr_t, Lent> lent_;
 };
 
