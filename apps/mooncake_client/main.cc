@@ -15,6 +15,7 @@
 #include "protocol/methods.h"
 #include "protocol/peer_messages.h"
 #include "rpc/rpc_server.h"
+#include "transfer_engine/protocol_names.h"
 
 DEFINE_string(host, "0.0.0.0",
               "host name or address peers reach this client at; default: the address that faces the master. 0.0.0.0 "
@@ -23,7 +24,7 @@ DEFINE_string(metadata_server, "http://127.0.0.1:8080/metadata",
               "P2PHANDSHAKE: none is needed, peers find each other through the master");
 DEFINE_string(device_names, "", "RDMA devices, comma separated");
 DEFINE_string(master_server_address, "127.0.0.1:50051", "host:port of the master");
-DEFINE_string(protocol, "tcp", "tcp");
+DEFINE_string(protocol, "tcp", "rdma (tcp where there is no device) or tcp: how values move between hosts");
 DEFINE_int32(port, 50052, "local control port, on 127.0.0.1 only");
 DEFINE_int32(threads, 1, "threads of the local control port");
 DEFINE_string(global_segment_size, "4 GB",
@@ -115,6 +116,8 @@ Result<RealClientOptions> OptionsFromFlags() {
                                          2UL * std::thread::hardware_concurrency());
   options.lock_shard_count = MC_TRY(Within(FLAGS_lock_shard_count, "lock_shard_count", kMaxShards));
   options.announce_batch_max = MC_TRY(Within(FLAGS_async_max_batch_size, "async_max_batch_size", kMaxAnnounceBatch));
+  options.protocol = FLAGS_protocol;
+  options.rdma_devices = DeviceList(FLAGS_device_names);
   options.enable_http = FLAGS_enable_http_server;
   options.http_port = MC_TRY(Port(FLAGS_http_port, "http_port", 0));
   options.http_port_is_default = !daemon::IsSet("http_port");
@@ -161,14 +164,12 @@ Result<void> Run() {
   const auto client = MC_TRY(RealClient::Open(options));
   rpc::IoPool io(control_options.threads);
   const auto control = MC_TRY(ServeControlPort(io, *client, control_options.port));
-  const std::string idle =
-      daemon::GivenOf({"global_segment_size", "local_buffer_size", "route_cache_max_memory", "route_cache_ttl_ms",
-                       "async_sender_thread_count", "async_route_queue_size", "local_memcpy_async_worker_num",
-                       "p2p_key_lease_duration_ms", "p2p_key_lease_scan_interval_ms", "runtime_config",
-                       "enable_client_metric_collection", "metric_report_interval_seconds", "heartbeat_rpc_port",
-                       "enable_offload", "device_names"});
+  const std::string idle = daemon::GivenOf(
+      {"global_segment_size", "local_buffer_size", "route_cache_max_memory", "route_cache_ttl_ms",
+       "async_sender_thread_count", "async_route_queue_size", "local_memcpy_async_worker_num",
+       "p2p_key_lease_duration_ms", "p2p_key_lease_scan_interval_ms", "runtime_config",
+       "enable_client_metric_collection", "metric_report_interval_seconds", "heartbeat_rpc_port", "enable_offload"});
   if (!idle.empty()) log::Info("accepted, but without meaning here: {}", idle);
-  if (FLAGS_protocol != "tcp") log::Warn("--protocol {}: this build moves bytes over TCP", FLAGS_protocol);
   const ClientHealth health = client->health();
   daemon::PrintReady(fmt::format(
       "mooncake_client ready: peers {}, control 127.0.0.1:{}, http {}, master {} {}, tiers {}", client->hostname(),

@@ -7,6 +7,7 @@
 #include "bindings/setup_arguments.h"
 #include "common/env.h"
 #include "common/log.h"
+#include "transfer_engine/protocol_names.h"
 
 namespace mooncake::python {
 namespace {
@@ -20,8 +21,9 @@ constexpr const char* kHostMeaning =
 constexpr const char* kMetadataMeaning =
     "'P2PHANDSHAKE'; peers find each other through the master, whatever stands here";
 constexpr const char* kBufferMeaning = "bytes; accepted, no staging pool is needed";
-constexpr const char* kProtocolMeaning = "'tcp'; other names are accepted and bytes go over TCP";
-constexpr const char* kDevicesMeaning = "RDMA devices; accepted";
+constexpr const char* kProtocolMeaning =
+    "'rdma' ('tcp' where there is no device) or 'tcp': how values move between hosts";
+constexpr const char* kDevicesMeaning = "RDMA devices to use, comma separated; '' = all";
 constexpr const char* kMasterMeaning = "'host:port' of the master";
 constexpr const char* kEngineMeaning = "a transfer engine to share; only None so far";
 constexpr const char* kHttpPortMeaning = "port of /health and /metrics; the default moves on when it is taken";
@@ -133,9 +135,8 @@ Result<RealClientOptions> CommonOptions(const char* call, const SetupArguments& 
   options.master_wait = std::chrono::duration_cast<Duration>(std::chrono::duration<double>(arguments.Seconds("wait")));
   options.require_master = true;
   options.async_announce = arguments.Flag("async_announce");
-  const std::string& protocol = arguments.Text("protocol");
-  if (protocol != "tcp" && protocol != "rpc_only")
-    log::Warn("{}: protocol '{}': this build moves bytes over TCP", call, protocol);
+  options.protocol = arguments.Text("protocol");
+  options.rdma_devices = DeviceList(arguments.Text("rdma_devices"));
   if (const std::string idle = arguments.ChangedIdle(); !idle.empty())
     log::Info("{}: accepted, but without effect here: {}", call, idle);
   return options;

@@ -73,7 +73,7 @@ void PeerService::Serve(rpc::RpcServer& server) {
   server.Handle<OpenWriteRequest>(kPeerOpenWrite, [this](rpc::ServerCall call, OpenWriteRequest request) {
     {
       std::lock_guard lock(mutex_);
-      writes_.try_emplace(call.session());
+      writes_.try_emplace(call.session(), SessionWrites{.node = call.peer().node, .windows = {}});
     }
     rpc::RunOn(parts_.threads.executor, std::move(call),
                [this, request = std::move(request)](rpc::ServerCall held) { OpenWrite(std::move(held), request); });
@@ -97,18 +97,43 @@ void PeerService::Serve(rpc::RpcServer& server) {
   server.Handle<KeysRequest>(kPeerExist,
                              [this](rpc::ServerCall call, KeysRequest request) { Exist(std::move(call), request); });
   ServeWindows(server, windows_, parts_.staging, parts_.threads);
-  server.OnSessionClosed([this](rpc::SessionId session) {
-    std::unordered_map<uint64_t, PendingWrite> gone;
-    {
-      std::lock_guard lock(mutex_);
-      if (const auto writes = writes_.find(session); writes != writes_.end()) {
-        gone = std::move(writes->second);
-        writes_.erase(writes);
-      }
+  server.OnSessionClosed([this](rpc::SessionId session) { CloseSession(session); });
+}
+
+void PeerService::CloseSession(rpc::SessionId session) {
+  auto gone = std::make_shared<SessionWrites>();
+  {
+    std::lock_guard lock(mutex_);
+    if (const auto writes = writes_.find(session); writes != writes_.end()) {
+      *gone = std::move(writes->second);
+      writes_.erase(writes);
     }
-    // Last: a window that OpenWrite opens from here on finds the session gone and is closed by it.
-    windows_.CloseSession(session);
-  });
+  }
+  // Last: a window that OpenWrite opens from here on finds the session gone and is closed by it.
+  windows_.CloseSession(session);
+  if (gone->windows.empty()) return;
+  // A writer that is taken for dead may still be writing one-sided: its blocks are free when it cannot any more.
+  std::move_only_function<void()> fence = [this, gone] {
+    parts_.engine.Fence(gone->node);
+    gone->windows.clear();
+  };
+  if (!parts_.threads.executor.TrySubmit(fence)) fence();
+}
+
+Result<void> PeerService::OpenWindow(rpc::SessionId session, const AllocationHandle& handle, bool writable,
+                                     protocol::OpenReply& reply) {
+  const MemoryRange memory = AsMemoryRange(handle->data);
+  std::shared_ptr<const void> hold = handle;
+  if (const auto* host = std::get_if<HostRange>(&memory)) {
+    RegionRegistry& regions = parts_.engine.regions();
+    const auto address = reinterpret_cast<uint64_t>(host->data());
+    const uint64_t key = MC_TRY(regions.Grant(address, host->size(), writable, handle));
+    reply.address = address;
+    reply.key = key;
+    hold = std::shared_ptr<const void>(handle.get(), [&regions, key](const void*) { regions.Revoke(key); });
+  }
+  reply.window = MC_TRY(windows_.Open(session, {memory, std::move(hold), writable}));
+  return {};
 }
 
 void PeerService::ReplyAnnounced(rpc::ServerCall call, std::move_only_function<std::string()> make_body) {
@@ -169,9 +194,8 @@ void PeerService::OpenRead(rpc::ServerCall call, const protocol::OpenReadRequest
   auto view = parts_.backend.Get(request.key);
   if (!view) return std::move(call).Fail(view.error());
   protocol::OpenReply reply{.size = view->handle->data.size(), .type = static_cast<int32_t>(view->handle->data.type)};
-  auto window = windows_.Open(call.session(), {AsMemoryRange(view->handle->data), view->handle, /*writable=*/false});
-  if (!window) return std::move(call).Fail(window.error());
-  reply.window = *window;
+  if (auto opened = OpenWindow(call.session(), view->handle, /*writable=*/false, reply); !opened)
+    return std::move(call).Fail(opened.error());
   std::move(call).Reply(rpc::Encode(reply));
 }
 
@@ -310,17 +334,16 @@ void PeerService::OpenWrite(rpc::ServerCall call, const protocol::OpenWriteReque
   auto handle = parts_.backend.Allocate(request.size, std::nullopt, /*strict=*/false, Deadline::After(kRoomWait));
   if (!handle) return std::move(call).Fail(handle.error());
   reply.type = static_cast<int32_t>((*handle)->data.type);
-  auto window = windows_.Open(call.session(), {AsMemoryRange((*handle)->data), *handle, /*writable=*/true});
-  if (!window) return std::move(call).Fail(window.error());
-  reply.window = *window;
+  if (auto opened = OpenWindow(call.session(), *handle, /*writable=*/true, reply); !opened)
+    return std::move(call).Fail(opened.error());
   bool session_lives = false;
   {
     std::lock_guard lock(mutex_);
     const auto writes = writes_.find(call.session());
     session_lives = writes != writes_.end();
-    if (session_lives) writes->second.emplace(*window, PendingWrite{request.key, std::move(*handle)});
+    if (session_lives) writes->second.windows.emplace(reply.window, PendingWrite{request.key, std::move(*handle)});
   }
-  if (!session_lives) windows_.Close(call.session(), *window);
+  if (!session_lives) windows_.Close(call.session(), reply.window);
   std::move(call).Reply(rpc::Encode(reply));
 }
 
@@ -330,9 +353,10 @@ void PeerService::CommitWrite(rpc::ServerCall call, protocol::WindowRequest requ
     std::lock_guard lock(mutex_);
     const auto writes = writes_.find(call.session());
     if (writes != writes_.end()) {
-      if (const auto found = writes->second.find(request.window); found != writes->second.end()) {
+      auto& windows = writes->second.windows;
+      if (const auto found = windows.find(request.window); found != windows.end()) {
         write = std::move(found->second);
-        writes->second.erase(found);
+        windows.erase(found);
       }
     }
   }
@@ -362,9 +386,10 @@ void PeerService::CloseWindow(rpc::SessionId session, uint64_t window) {
   std::lock_guard lock(mutex_);
   const auto writes = writes_.find(session);
   if (writes == writes_.end()) return;
-  if (const auto found = writes->second.find(window); found != writes->second.end()) {
+  auto& windows = writes->second.windows;
+  if (const auto found = windows.find(window); found != windows.end()) {
     gone = std::move(found->second);
-    writes->second.erase(found);
+    windows.erase(found);
   }
 }
 

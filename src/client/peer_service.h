@@ -13,6 +13,7 @@
 #include "protocol/peer_messages.h"
 #include "rpc/rpc_server.h"
 #include "tiered_cache/tiered_backend.h"
+#include "transfer_engine/transfer_engine.h"
 #include "transfer_engine/transport/rpc_transport.h"
 #include "transfer_engine/window_table.h"
 
@@ -28,6 +29,7 @@ class PeerService {
     ServingThreads threads;
     StagingPool& staging;
     MetricRegistry& metrics;
+    TransferEngine& engine;  // of the same server
   };
 
   explicit PeerService(Parts parts);
@@ -40,6 +42,10 @@ class PeerService {
     std::string key;
     AllocationHandle handle;
   };
+  struct SessionWrites {
+    Uuid node;  // of the peer
+    std::unordered_map<uint64_t, PendingWrite> windows;
+  };
 
   void Get(rpc::ServerCall call, protocol::GetRequest request);
   void Put(rpc::ServerCall call, protocol::PutRequest request);
@@ -50,6 +56,10 @@ class PeerService {
   void OpenWrite(rpc::ServerCall call, const protocol::OpenWriteRequest& request);
   void CommitWrite(rpc::ServerCall call, protocol::WindowRequest request);
   void CloseWindow(rpc::SessionId session, uint64_t window);
+  void CloseSession(rpc::SessionId session);
+  // A window on the block, and a grant for the engine where that reaches it; both are filled in.
+  Result<void> OpenWindow(rpc::SessionId session, const AllocationHandle& handle, bool writable,
+                          protocol::OpenReply& reply);
   void Remove(rpc::ServerCall call, const protocol::KeysRequest& request);
   void Exist(rpc::ServerCall call, const protocol::KeysRequest& request);
   // Answers with what `make_body` makes once all changes so far are announced.
@@ -62,7 +72,7 @@ class PeerService {
   std::mutex mutex_;
   // By session, then window. A session has an entry from its first write window until it ends: a window that is opened
   // on the executor for a session that ended meanwhile finds none.
-  std::unordered_map<rpc::SessionId, std::unordered_map<uint64_t, PendingWrite>> writes_;
+  std::unordered_map<rpc::SessionId, SessionWrites> writes_;
   Counter& get_requests_;
   Counter& get_hits_;
   Counter& get_misses_;

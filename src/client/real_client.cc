@@ -1,11 +1,13 @@
 // Start, stop and reports of the client.
 #include "client/real_client.h"
 
-#include "client/listen_address.h"
+#include <algorithm>
+
 #include "client/tiers_report.h"
 #include "common/log.h"
 #include "common/version.h"
 #include "protocol/methods.h"
+#include "transfer_engine/protocol_names.h"
 
 namespace mooncake {
 namespace {
@@ -35,6 +37,9 @@ RealClient::RealClient(RealClientOptions options, OpenedTiers tiers)
       serving_staging_(kTransferChunkBytes, options_.staging_slots),
       io_(std::make_unique<rpc::IoPool>(options_.rpc_threads)),
       tiers_(std::move(tiers.tiers)) {
+  for (const auto& tier : tiers_) {
+    if (const auto memory = tier->host_memory()) host_memory_.push_back(*memory);
+  }
   local_get_ = MakeTraffic("local", "get");
   remote_get_ = MakeTraffic("remote", "get");
   total_get_ = MakeTraffic("total", "get");
@@ -88,11 +93,15 @@ Result<void> RealClient::Start() {
     backend_ = MC_TRY(TieredBackend::Open(std::move(tiers_), std::move(backend)));
     executor_ = std::make_unique<Executor>("mc-worker", options_.worker_threads, kExecutorQueue);
     stagers_ = std::make_unique<Executor>("mc-stager", options_.worker_threads, kExecutorQueue);
-    service_ = std::make_unique<PeerService>(
-        PeerService::Parts{*backend_, *announcer_, {*executor_, *stagers_}, serving_staging_, metrics_});
   }
   MC_TRY(Listen(address.bind, local.port != 0 ? local.port : options_.rpc_port));
   advertised_ = Endpoint{address.advertise, server_->port()}.ToString();
+  MC_TRY(StartEngine(address));
+  if (backend_) {
+    service_ = std::make_unique<PeerService>(
+        PeerService::Parts{*backend_, *announcer_, {*executor_, *stagers_}, serving_staging_, metrics_, *engine_});
+    service_->Serve(*server_);
+  }
   peers_ = std::make_unique<PeerPool>(*io_, self);
 
   MasterLink::Options link{.master = options_.master, .self = self, .advertised = advertised_};
@@ -103,7 +112,8 @@ Result<void> RealClient::Start() {
     if (announcer_) announcer_->Pause();
   };
   link_ = std::make_unique<MasterLink>(*io_, std::move(link), std::move(hooks));
-  transport_ = std::make_unique<RpcTransport>(own_staging_);
+  rpc_transport_ = std::make_unique<RpcTransport>(own_staging_);
+  transport_ = std::make_unique<EngineTransport>(*engine_, *rpc_transport_);
   remote_ = std::make_unique<RemoteObjects>(RemoteObjects::Parts{*link_, *peers_, *transport_, own_staging_, id_});
   server_->Start();
   if (options_.enable_http) MC_TRY(StartHttp(address.bind));
@@ -130,8 +140,49 @@ Result<void> RealClient::Listen(const std::string& bind_host, uint16_t port) {
     if (!any) return Annotate(server.error(), fmt::format("client_rpc_port {}", candidate));
     if (candidate == kLastPort) return std::unexpected(server.error());
   }
-  if (service_) service_->Serve(*server_);
   return {};
+}
+
+// On the client's own port, under the client's identity; tiers in host memory can be reached one-sided.
+Result<void> RealClient::StartEngine(const ListenAddress& address) {
+  TransferEngineOptions options = MC_TRY(TransferEngineOptionsFromEnvironment());
+  options.metadata = "P2PHANDSHAKE";
+  options.local_name = advertised_;
+  options.bind_address = address.bind;
+  options.protocols = MC_TRY(ProtocolsOf(options_.protocol, options.force_tcp));
+  options.device_filter = options_.rdma_devices;
+  options.default_timeout = options_.call_timeout;
+  engine_ = MC_TRY(TransferEngine::OpenOn(
+      std::move(options), {.io = *io_,
+                           .server = *server_,
+                           .self = {.role = protocol::kRoleClient, .node = id_, .software_version = kSoftwareVersion},
+                           .advertised = {address.advertise, server_->port()}}));
+  uses_rdma_ = std::ranges::count(engine_->TransportNames(), "rdma") > 0;
+  for (const HostMemory& memory : host_memory_) {
+    MC_TRY(engine_->RegisterMemory(memory.base, memory.bytes,
+                                   {.access = RegionAccess::kByGrant, .shared = SharedMemory{memory.memfd, 0}}));
+  }
+  return {};
+}
+
+// Only a wire that has to know memory beforehand needs it.
+Result<void> RealClient::RegisterBuffer(void* address, size_t size) {
+  MC_TRY(memory_->Register(address, size));
+  if (!uses_rdma_) return {};
+  RegionOptions options{.access = RegionAccess::kLocal};
+  const MemoryRange range = memory_->Classify(address, size);
+  if (const auto* npu = std::get_if<NpuRange>(&range)) options.device_id = npu->at.device_id;
+  if (auto registered = engine_->RegisterMemory(address, size, std::move(options)); !registered) {
+    (void)memory_->Unregister(address);
+    return registered;
+  }
+  return {};
+}
+
+Result<void> RealClient::UnregisterBuffer(void* address) {
+  MC_TRY(memory_->Unregister(address));
+  if (!uses_rdma_) return {};
+  return engine_->UnregisterMemory(address);
 }
 
 Result<void> RealClient::StartHttp(const std::string& bind_host) {

@@ -13,6 +13,8 @@
 
 #include "client/announcer.h"
 #include "client/copy_group.h"
+#include "client/engine_transport.h"
+#include "client/listen_address.h"
 #include "client/local_memory.h"
 #include "client/master_link.h"
 #include "client/object_io.h"
@@ -44,6 +46,10 @@ struct RealClientOptions {
   bool async_announce = false;  // put returns before other clients can see the key
   size_t worker_threads = 4;    // device copies and eviction for peers; as many more wait for staging slots
   size_t staging_slots = 8;     // of kTransferChunkBytes each, for serving and for own transfers
+  // How large values move between hosts, see ProtocolsOf. Without an RDMA device "rdma" means tcp, said once, unless
+  // MC_STRICT_PROTOCOL is set.
+  std::string protocol = "tcp";
+  std::vector<std::string> rdma_devices;  // that may be used; empty: all
   bool enable_http = false;
   uint16_t http_port = 9003;
   bool http_port_is_default = true;
@@ -69,8 +75,9 @@ class RealClient {
   // Number of keys removed, here and at all other clients.
   Result<uint64_t> RemoveAll();
 
-  Result<void> RegisterBuffer(void* address, size_t size) { return memory_->Register(address, size); }
-  Result<void> UnregisterBuffer(void* address) { return memory_->Unregister(address); }
+  // Memory that values are often put from and got into; needed for nothing but the speed of rdma.
+  Result<void> RegisterBuffer(void* address, size_t size);
+  Result<void> UnregisterBuffer(void* address);
   // What an address of the application is.
   MemoryRange Classify(void* address, size_t size) const { return memory_->Classify(address, size); }
 
@@ -99,6 +106,7 @@ class RealClient {
   RealClient(RealClientOptions options, OpenedTiers tiers);
   Result<void> Start();
   Result<void> Listen(const std::string& bind_host, uint16_t port);
+  Result<void> StartEngine(const ListenAddress& address);
   Result<void> StartHttp(const std::string& bind_host);
   Announcer::Hooks AnnouncerHooks();
   void AnnounceAll();
@@ -128,11 +136,15 @@ class RealClient {
   StagingPool serving_staging_;
   std::unique_ptr<rpc::IoPool> io_;
   std::vector<std::shared_ptr<CacheTier>> tiers_;  // handed to the backend at start
-  std::unique_ptr<TieredBackend> backend_;         // null without tiers
+  std::vector<HostMemory> host_memory_;            // of those in host memory
+  bool uses_rdma_ = false;
+  std::unique_ptr<TieredBackend> backend_;  // null without tiers
   std::unique_ptr<MasterLink> link_;
   std::unique_ptr<Announcer> announcer_;  // null without tiers
   std::unique_ptr<PeerPool> peers_;
-  std::unique_ptr<RpcTransport> transport_;
+  std::unique_ptr<RpcTransport> rpc_transport_;
+  std::unique_ptr<TransferEngine> engine_;  // its methods are served by server_
+  std::unique_ptr<EngineTransport> transport_;
   std::unique_ptr<RemoteObjects> remote_;
   std::unique_ptr<PeerService> service_;
   // What still waits in their queues needs the service; the stagers hand on to the executor.

@@ -7,8 +7,21 @@
 #include <string>
 
 #include "common/status.h"
+#include "protocol/master_messages.h"
+#include "protocol/peer_messages.h"
+#include "transfer_engine/window_transport.h"
 
 namespace mooncake {
+
+// What an owner opened, as transports want to have it.
+inline RemoteWindow WindowOf(std::shared_ptr<rpc::RpcClient> peer, const protocol::ClientAddress& owner,
+                             const protocol::OpenReply& opened) {
+  return {.peer = std::move(peer),
+          .id = opened.window,
+          .size = opened.size,
+          .endpoint = owner.endpoint,
+          .grant = {.address = opened.address, .length = opened.size, .key = opened.key}};
+}
 
 // Completed once, on any thread, and waited for by one. The wait has no deadline of its own: the call underneath has,
 // and completes only after it has let go of the memory it was given.

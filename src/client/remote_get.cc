@@ -225,7 +225,7 @@ class RemoteObjects::OwnerReader {
       result = std::unexpected(target.error());
       read.done = true;
     } else {
-      result = parts_.transport.Read({*peer_, opened->window, opened->size}, 0, *target, deadline_);
+      result = parts_.transport.Read(WindowOf(*peer_, owner_, *opened), 0, *target, deadline_);
     }
     (*peer_)->CallAsync(protocol::kPeerCloseWindow, rpc::Encode(protocol::WindowRequest{opened->window}), {},
                         Deadline::After(kCloseBudget), [](Result<std::string>) {});  // else the session's end closes it

@@ -155,7 +155,7 @@ class RemoteObjects::OwnerWriter {
     const protocol::OpenWriteRequest request{std::string(write.key), SizeOf(write.value)};
     const auto opened = MC_TRY((*peer_)->Call<protocol::OpenReply>(protocol::kPeerOpenWrite, request, deadline_));
     if (opened.window == 0) return {};
-    const RemoteWindow window{*peer_, opened.window, opened.size};
+    const RemoteWindow window = WindowOf(*peer_, owner_, opened);
     if (auto written = parts_.transport.Write(window, 0, write.value, deadline_); !written) {
       (*peer_)->CallAsync(protocol::kPeerCloseWindow, rpc::Encode(protocol::WindowRequest{opened.window}), {},
                           Deadline::After(kCloseBudget),

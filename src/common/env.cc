@@ -18,7 +18,22 @@ std::span<const Variable* const> All() {
                                              &kAclLibrary,
                                              &kNpuStaging,
                                              &kUseHugepage,
-                                             &kHugepageSize};
+                                             &kHugepageSize,
+                                             &kForceTcp,
+                                             &kStrictProtocol,
+                                             &kTransferTimeout,
+                                             &kCustomTopology,
+                                             &kTcpBindAddress,
+                                             &kDeviceFilter,
+                                             &kLegacyRpcPortBinding,
+                                             &kMinRpcPort,
+                                             &kMaxRpcPort};
+                                             &kShmAnyUser};
+                                             &kTcpDataPort,
+                                             &kTcpLanesPerPeer,
+                                             &kTcpMaxConnections,
+                                             &kTcpCongestion,
+                                             &kTcpInterface};
   return kAll;
 }
 

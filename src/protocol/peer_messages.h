@@ -53,7 +53,10 @@ struct OpenReply {
   uint64_t window = 0;  // 0: nothing to write, the key is there already
   uint64_t size = 0;
   int32_t type = 3;
-  MSGPACK_DEFINE_MAP(window, size, type);
+  // The same bytes for the transfer engine at the owner's endpoint; key 0: only as a window.
+  uint64_t address = 0;
+  uint64_t key = 0;
+  MSGPACK_DEFINE_MAP(window, size, type, address, key);
 };
 struct WindowRequest {
   uint64_t window = 0;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -11,6 +12,13 @@
 #include "tiered_cache/buffer.h"
 
 namespace mooncake {
+
+// All of a tier's memory, when it is one run of host memory.
+struct HostMemory {
+  std::byte* base = nullptr;
+  size_t bytes = 0;
+  int memfd = -1;  // the whole file is that memory; the tier's
+};
 
 // Any thread. A tier outlives every buffer it handed out: AllocationHandle holds it.
 class CacheTier {
@@ -42,6 +50,8 @@ class CacheTier {
   virtual size_t largest_block() const { return info_.capacity; }
   // Blocks that the device refused although the tier had room; 0 for memory without a driver.
   virtual uint64_t device_refusals() const { return 0; }
+  // For transports that reach it as a whole; nullopt for device memory.
+  virtual std::optional<HostMemory> host_memory() const { return std::nullopt; }
   // True once the memory is gone for good, with all it held.
   virtual bool lost() const { return false; }
 

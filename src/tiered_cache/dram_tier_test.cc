@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/sysinfo.h>
 #include <unistd.h>
@@ -166,6 +167,25 @@ TEST(DramTierTest, BlocksLieInsideOneMapping) {
   }
   EXPECT_EQ(blocks.size(), kCapacity / 1024);
   EXPECT_EQ(static_cast<size_t>(highest - lowest), kCapacity);
+}
+
+TEST(DramTierTest, WholeTierCanBeMappedElsewhereAndNobodyCanShrinkIt) {
+  const auto tier = OpenTier(1 << 20);
+  ASSERT_TRUE(tier);
+  const HostMemory shared = tier->host_memory().value();
+  ASSERT_EQ(shared.bytes, size_t{1} << 20);
+  auto block = tier->Allocate(5000);
+  ASSERT_TRUE(block);
+  std::memset(HostOf(*block).data(), 0x5A, 5000);
+  void* const other = mmap(nullptr, shared.bytes, PROT_READ, MAP_SHARED, shared.memfd, 0);
+  ASSERT_NE(other, MAP_FAILED);
+  EXPECT_EQ(
+      std::memcmp(static_cast<std::byte*>(other) + (HostOf(*block).data() - shared.base), HostOf(*block).data(), 5000),
+      0);
+  munmap(other, shared.bytes);
+  EXPECT_NE(ftruncate(shared.memfd, 4096), 0);
+  EXPECT_EQ(errno, EPERM);
+  EXPECT_EQ(fcntl(shared.memfd, F_GET_SEALS) & F_SEAL_SHRINK, F_SEAL_SHRINK);
 }
 
 TEST(DramTierTest, RefusesCapacityAboveHostMemoryWithBothNumbers) {

@@ -5,12 +5,13 @@
 #include <mutex>
 #include <string>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "rpc/rpc_client.h"
 
 namespace mooncake {
 
-// Any thread.
+// Any thread. Outlives the completions of its calls.
 class PeerLinks {
  public:
   PeerLinks(rpc::IoPool& io, rpc::Identity self) : io_(io), self_(std::move(self)) {}
@@ -19,6 +20,12 @@ class PeerLinks {
   // The connection to the process of this generation at this endpoint; nil: whoever answers there. It may not be up
   // yet. SHUTTING_DOWN after Close.
   Result<std::shared_ptr<rpc::RpcClient>> To(const Endpoint& peer, const Uuid& generation = {});
+  // Asks whoever answers there now. A connection that remembers a failure (its peer was just restarted, say) is not
+  // the last word: one new attempt is made before the call fails. For calls that may be answered twice.
+  void CallAnyone(const Endpoint& peer, uint16_t method, std::string body, Deadline deadline,
+                  rpc::RpcClient::Completion completion);
+  // The same; blocks.
+  Result<std::string> AskAnyone(const Endpoint& peer, uint16_t method, std::string body, Deadline deadline);
   void Close();
   const rpc::Identity& self() const { return self_; }
 
@@ -27,11 +34,15 @@ class PeerLinks {
     Uuid generation;
     std::shared_ptr<rpc::RpcClient> connection;
   };
+  Result<std::shared_ptr<rpc::RpcClient>> Fresh(const Endpoint& peer);
+  void Forget(const std::shared_ptr<rpc::RpcClient>& fresh);
+
   rpc::IoPool& io_;
   const rpc::Identity self_;
   std::mutex mutex_;
   bool closed_ = false;
   std::unordered_map<std::string, Link> links_;  // by endpoint, apart for any and for a certain generation
+  std::unordered_set<std::shared_ptr<rpc::RpcClient>> fresh_;  // of one call each
 };
 
 }  // namespace mooncake

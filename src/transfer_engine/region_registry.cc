@@ -62,6 +62,19 @@ void RegionRegistry::Use::Release() {
   if (then) then();
 }
 
+RegionRegistry::Use RegionRegistry::Use::Again() const {
+  MC_CHECK(owner_ != nullptr, "an empty use cannot be taken again");
+  Use use;
+  std::lock_guard lock(owner_->mutex_);
+  use.owner_ = owner_;
+  use.region_ = region_;
+  use.of_region_ = of_region_;
+  use.of_grant_ = of_grant_;
+  ++of_region_->count;
+  if (of_grant_ != nullptr) ++of_grant_->count;
+  return use;
+}
+
 bool RegionRegistry::Use::wanted() const {
   return of_region_->wanted && (of_grant_ == nullptr || of_grant_->wanted);
 }
@@ -258,6 +271,11 @@ std::vector<SegmentRegion> RegionRegistry::Published(uint64_t* revision) const {
     }
   }
   return regions;
+}
+
+uint64_t RegionRegistry::revision() const {
+  std::lock_guard lock(mutex_);
+  return revision_;
 }
 
 size_t RegionRegistry::size() const {

@@ -63,6 +63,8 @@ class RegionRegistry {
     void Release();
     explicit operator bool() const { return owner_ != nullptr; }
     const Region& region() const { return *region_; }
+    // One more use of the same; this one is not empty.
+    Use Again() const;
     // False once the region or grant is being removed: a use that can stop early should.
     bool wanted() const;
 
@@ -110,6 +112,7 @@ class RegionRegistry {
 
   // Entries for the descriptor: kByGrant and kOpen regions, sorted. `revision` grows with every change.
   std::vector<SegmentRegion> Published(uint64_t* revision = nullptr) const;
+  uint64_t revision() const;
   size_t size() const;
 
  private:

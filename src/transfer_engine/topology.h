@@ -35,7 +35,9 @@ class Topology {
   const Devices& Near(const std::string& location) const;
 
  private:
-  std::map<std::string, Devices> locations_;
+  explicit Topology(std::map<std::string, Devices> locations);
+
+  std::map<std::string, Devices> locations_;  // with "*", but for an empty topology
   std::vector<std::string> devices_;
 };
 

@@ -29,8 +29,12 @@ struct TransferEngineOptions {
   std::string metadata = "P2PHANDSHAKE";
   // "host", "host:port" or, with a metadata server, any name that peers will open. Empty: 127.0.0.1.
   std::string local_name;
-  std::string bind_address;   // of all ports; empty: the host of `local_name`, for "" and names all addresses
-  uint16_t control_port = 0;  // unless local_name has one; 0: a free one from 15000 to 17000
+  std::string bind_address;   // of all ports; empty: the host of `local_name`, for names that are not loopback all
+  uint16_t control_port = 0;  // unless local_name has one; 0: a free one of the next two
+  uint16_t min_control_port = 15000;  // MC_MIN_RPC_PORT
+  uint16_t max_control_port = 17000;  // MC_MAX_RPC_PORT
+  // MC_LEGACY_RPC_PORT_BINDING: interfaces that are told a port use it as control_port, rather than a free one.
+  bool legacy_port_binding = false;
   // What to offer and use, best first. "rdma" without devices is left out with one warning, or refused when `strict`.
   std::vector<std::string> protocols = {"rdma", "tcp"};
   bool strict_protocol = false;            // MC_STRICT_PROTOCOL
@@ -71,7 +75,7 @@ class TransferEngine {
   static Result<std::unique_ptr<TransferEngine>> Open(TransferEngineOptions options);
 
   // On a server and threads that belong to somebody else: adds its methods to `server`, which must not have started
-  // yet and outlives the engine's users, not the engine. Call Start once the server has.
+  // yet and is stopped before the engine goes. Peers come once the server has started.
   struct Host {
     rpc::IoPool& io;
     rpc::RpcServer& server;

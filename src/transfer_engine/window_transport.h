@@ -7,6 +7,7 @@
 #include "common/clock.h"
 #include "device/memory_range.h"
 #include "rpc/rpc_client.h"
+#include "transfer_engine/transfer_engine.h"
 
 namespace mooncake {
 
@@ -15,6 +16,8 @@ struct RemoteWindow {
   std::shared_ptr<rpc::RpcClient> peer;
   uint64_t id = 0;
   uint64_t size = 0;
+  std::string endpoint = {};  // of the peer's transfer engine
+  GrantedRange grant = {};    // the same bytes for the engine; key 0: only over the RPC connection
 };
 
 // One kind of wire. Calls block; any thread. When a call returns, with whatever result, the local memory is no longer

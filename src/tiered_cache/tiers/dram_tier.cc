@@ -87,7 +87,7 @@ int HugeFlags(size_t huge_page_bytes) {
 }
 
 Result<int> CreateMemfd(size_t huge_page_bytes) {
-  int memfd = memfd_create("mooncake_dram_tier", MFD_CLOEXEC | HugeFlags(huge_page_bytes));
+  int memfd = memfd_create("mooncake_dram_tier", MFD_CLOEXEC | MFD_ALLOW_SEALING | HugeFlags(huge_page_bytes));
   if (memfd >= 0 && memfd <= STDERR_FILENO) {
     // The process runs with closed standard streams: as one of them, whatever it prints would land in the tier.
     const int above = fcntl(memfd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
@@ -142,6 +142,12 @@ Result<std::unique_ptr<DramTier::Mapping>> DramTier::Map(const Options& options)
     const int error = errno;
     close(memfd);
     return Error(ErrorCode::NO_AVAILABLE_HANDLE, "sizing DRAM tier to {} B: {}", options.capacity,
+                 std::strerror(error));
+  }
+  if (fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    const int error = errno;
+    close(memfd);
+    return Error(ErrorCode::NO_AVAILABLE_HANDLE, "sealing DRAM tier of {} B: {}", options.capacity,
                  std::strerror(error));
   }
   // Huge pages are reserved by the mapping: without that, a page that is missing later would be a bus error.

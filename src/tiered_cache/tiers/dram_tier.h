@@ -15,7 +15,8 @@
 
 namespace mooncake {
 
-// The memory is a memfd, so that processes of the same host can map it later. Any thread.
+// The memory is a memfd of fixed size, so that processes of the same host can map it without fear of a bus error. Any
+// thread.
 class DramTier final : public CacheTier {
  public:
   struct Options {
@@ -44,6 +45,10 @@ class DramTier final : public CacheTier {
   Result<DataSource> Allocate(size_t size) override;
   size_t usage() const override;
   size_t largest_hole() const override;
+
+  std::optional<HostMemory> host_memory() const override {
+    return HostMemory{.base = mapping_->base, .bytes = mapping_->bytes, .memfd = mapping_->memfd};
+  }
 
   // Bytes page-locked so far.
   size_t pinned_bytes() const { return pinned_bytes_.load(std::memory_order_acquire); }

@@ -1,0 +1,32 @@
+// Table of protocol names.
+#include "transfer_engine/protocol_names.h"
+
+#include <algorithm>
+#include <array>
+
+namespace mooncake {
+
+Result<std::vector<std::string>> ProtocolsOf(std::string_view name, bool force_tcp) {
+  if (force_tcp) return std::vector<std::string>{"tcp"};
+  constexpr std::array<std::string_view, 5> kBest = {"", "rdma", "ascend", "ascend_direct", "ascend_rdma"};
+  if (std::ranges::count(kBest, name) > 0) return std::vector<std::string>{"rdma", "tcp"};
+  if (name == "tcp" || name == "rpc_only") return std::vector<std::string>{"tcp"};
+  return Error(ErrorCode::INVALID_PARAMS,
+               "unknown protocol '{}': rdma, tcp, ascend, ascend_direct, ascend_rdma or rpc_only", name);
+}
+
+std::vector<std::string> DeviceList(std::string_view text) {
+  std::vector<std::string> devices;
+  std::string device;
+  for (const char c : text) {
+    if (c == ',') {
+      if (!device.empty()) devices.push_back(std::exchange(device, {}));
+    } else if (c != ' ') {
+      device += c;
+    }
+  }
+  if (!device.empty()) devices.push_back(std::move(device));
+  return devices;
+}
+
+}  // namespace mooncake

@@ -1,0 +1,302 @@
+// Requests out, replies in: the bytes of a lane. System calls are made without the lock.
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "common/check.h"
+#include "transfer_engine/transport/tcp/tcp_peer.h"
+
+namespace mooncake::tcp {
+namespace {
+
+constexpr size_t kBatchChunks = 32;           // requests per system call
+constexpr size_t kBatchBytes = 1 << 20;       // about: no more chunks are added beyond
+constexpr size_t kReceivePerTurn = 4u << 20;  // before other connections of the loop have their turn
+constexpr size_t kSendPerTurn = 4u << 20;
+constexpr size_t kDiscardBytes = 64 << 10;
+
+// Where payload goes that nobody wants any more.
+std::byte* Discarded() {
+  static thread_local std::array<std::byte, kDiscardBytes> bytes;
+  return bytes.data();
+}
+
+struct Outcome {
+  ssize_t bytes;
+  int error;  // errno, if bytes < 0
+};
+
+}  // namespace
+
+// What one system call sends. Holds the operations, as their chunks may be answered or abandoned meanwhile.
+struct Peer::Batch {
+  struct Part {
+    PendingPtr operation;  // of writes: its memory is being read
+    size_t bytes = 0;
+  };
+  std::array<Part, kBatchChunks> parts;
+  std::array<iovec, 2 * kBatchChunks> pieces;
+  std::array<Request, kBatchChunks> headers;
+  size_t count = 0;
+  size_t piece_count = 0;
+  size_t bytes = 0;
+
+  void Add(const void* data, size_t size, size_t skip) {
+    if (skip >= size) return;
+    pieces[piece_count++] = {const_cast<std::byte*>(static_cast<const std::byte*>(data)) + skip, size - skip};
+    bytes += size - skip;
+  }
+};
+
+void Peer::Lane::OnEvents(uint32_t events) {
+  if (const auto alive = peer.lock()) alive->OnLaneEvents(*this, events);
+}
+
+void Peer::OnLaneEvents(Lane& lane, uint32_t events) {
+  Turn turn(*this);
+  switch (lane.state) {
+    case State::kConnecting:
+      return SayHello(turn, lane);
+    case State::kHello:
+      return HearAnswer(turn, lane);
+    case State::kReady:
+      break;
+    default:
+      return;
+  }
+  if ((events & ~EPOLLOUT) != 0) Receive(turn, lane);
+  if (lane.Up() && (events & EPOLLOUT) != 0 && !lane.sending) Send(turn, lane, kSendPerTurn);
+}
+
+// Takes back chunks that nobody wants and of which no byte has been sent. Not while a system call sends.
+void Peer::Prune(Lane& lane) {
+  for (size_t i = lane.UnsentIndex(); i < lane.flight.size();) {
+    const Chunk& chunk = lane.flight[i];
+    const bool begun = chunk.header.id == lane.sent_id && lane.sent_bytes > 0;
+    if (chunk.operation != nullptr || (begun && !chunk.IsWrite())) {
+      ++i;
+    } else if (begun) {
+      // Its payload cannot be completed without touching memory that has to be let go of.
+      return Fail(lane, Status(ErrorCode::TRANSFER_CANCELED, "a write was given up in its middle"), true);
+    } else {
+      lane.flight_bytes -= chunk.header.length;
+      lane.flight.erase(lane.flight.begin() + static_cast<ptrdiff_t>(i));
+      for (size_t later = i; later < lane.flight.size(); ++later) --lane.flight[later].header.id;
+      --lane.next_id;
+    }
+  }
+}
+
+void Peer::Gather(Lane& lane, Batch& batch) {
+  size_t skip = lane.sent_bytes;
+  for (size_t i = lane.UnsentIndex(); i < lane.flight.size(); ++i, skip = 0) {
+    if (batch.count == kBatchChunks || batch.bytes >= kBatchBytes) break;
+    const Chunk& chunk = lane.flight[i];
+    Request& header = batch.headers[batch.count] = chunk.header;
+    batch.Add(&header, sizeof(header), skip);
+    if (chunk.IsWrite()) {
+      batch.Add(chunk.operation->memory + chunk.offset, chunk.header.length, skip - std::min(skip, sizeof(header)));
+      batch.parts[batch.count].operation = chunk.operation;
+      ++chunk.operation->busy;
+    }
+    batch.parts[batch.count++].bytes = chunk.WireBytes();
+  }
+  lane.batch_end = lane.sent_id + batch.count;
+}
+
+void Peer::Account(Lane& lane, const Batch& batch, size_t sent) {
+  sent += lane.sent_bytes;
+  size_t done = 0;
+  while (done < batch.count && sent >= batch.parts[done].bytes) sent -= batch.parts[done++].bytes;
+  lane.sent_id += done;
+  lane.sent_bytes = sent;
+  const uint64_t first = lane.flight.empty() ? lane.next_id : lane.flight.front().header.id;
+  if (first > lane.sent_id) {
+    lane.sent_id = first;
+    lane.sent_bytes = 0;
+    Fail(lane, Status(ErrorCode::TRANSFER_FAIL, "the target answered a request before it had it"));
+  }
+}
+
+// Sends until nothing is left, the socket takes no more, or `limit` bytes are out; the loop goes on from there.
+void Peer::Send(Turn& turn, Lane& lane, size_t limit) {
+  MC_CHECK(!lane.sending, "lane {} has two senders", lane.slot);
+  lane.sending = true;
+  size_t total = 0;
+  for (;;) {
+    Prune(lane);
+    if (lane.failure) break;
+    if (!lane.HasUnsent()) {
+      WantWritable(lane, false);
+      break;
+    }
+    if (total >= limit) {
+      WantWritable(lane, true);
+      break;
+    }
+    Batch batch;
+    Gather(lane, batch);
+    const Outcome outcome = turn.Unlocked([&, fd = lane.socket.fd()]() -> Outcome {
+      msghdr message{};
+      message.msg_iov = batch.pieces.data();
+      message.msg_iovlen = batch.piece_count;
+      const ssize_t sent = sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+      return {sent, sent < 0 ? errno : 0};
+    });
+    for (size_t i = 0; i < batch.count; ++i) {
+      const PendingPtr& operation = batch.parts[i].operation;
+      if (operation != nullptr && --operation->busy == 0 && operation->result) LetGo(turn, operation);
+    }
+    Account(lane, batch, outcome.bytes > 0 ? static_cast<size_t>(outcome.bytes) : 0);
+    if (outcome.error != 0 && outcome.error != EAGAIN && outcome.error != EINTR) {
+      Fail(lane, Status(ErrorCode::TRANSFER_FAIL, fmt::format("send: {}", std::strerror(outcome.error))));
+    }
+    if (lane.failure) break;
+    total += static_cast<size_t>(std::max<ssize_t>(outcome.bytes, 0));
+    if (outcome.bytes < static_cast<ssize_t>(batch.bytes)) {
+      Prune(lane);
+      if (!lane.failure) WantWritable(lane, true);
+      break;
+    }
+  }
+  lane.sending = false;
+  TakeDownIfFailed(turn, lane);
+}
+
+void Peer::WantWritable(Lane& lane, bool wanted) {
+  if (lane.wants_writable == wanted) return;
+  lane.wants_writable = wanted;
+  lane.loop->Change(lane.socket.fd(), lane.token, EPOLLIN | (wanted ? EPOLLOUT : 0u));
+}
+
+// Payload goes to where it belongs at once. Headers are read through a small buffer, together with whatever small
+// payload follows; of a large payload that is known to come next nothing passes through it.
+void Peer::Receive(Turn& turn, Lane& lane) {
+  lane.receiving = true;
+  for (size_t total = 0; total < kReceivePerTurn && !lane.failure;) {
+    std::array<iovec, 2> pieces;
+    size_t count = 0;
+    size_t body = 0;
+    PendingPtr operation;
+    if (lane.body_left > 0) {
+      const Chunk& front = lane.flight.front();
+      body = lane.body_left;
+      if ((operation = front.operation) != nullptr) {
+        ++operation->busy;
+        pieces[count++] = {operation->memory + front.offset + (front.header.length - body), body};
+      } else {
+        body = std::min(body, kDiscardBytes);
+        pieces[count++] = {Discarded(), body};
+      }
+    }
+    size_t room = 0;
+    if (body == lane.body_left) {
+      const size_t next = body > 0 ? 1 : 0;
+      room = lane.input.size() - lane.input_bytes;
+      if (lane.flight.size() > next && !lane.flight[next].IsWrite() &&
+          lane.flight[next].header.length >= lane.input.size()) {
+        room = sizeof(Reply) - lane.input_bytes;
+      }
+      pieces[count++] = {lane.input.data() + lane.input_bytes, room};
+    }
+    const Outcome outcome = turn.Unlocked([&, fd = lane.socket.fd()]() -> Outcome {
+      msghdr message{};
+      message.msg_iov = pieces.data();
+      message.msg_iovlen = count;
+      const ssize_t received = recvmsg(fd, &message, MSG_DONTWAIT);
+      return {received, received < 0 ? errno : 0};
+    });
+    if (operation != nullptr && --operation->busy == 0 && operation->result) LetGo(turn, operation);
+    if (outcome.error == EAGAIN || outcome.error == EINTR) break;
+    if (outcome.bytes <= 0) {
+      Fail(lane, Status(ErrorCode::TRANSFER_FAIL, outcome.bytes == 0
+                                                      ? "closed by the target"
+                                                      : fmt::format("receive: {}", std::strerror(outcome.error))));
+      break;
+    }
+    const auto received = static_cast<size_t>(outcome.bytes);
+    total += received;
+    const size_t of_body = std::min(received, body);
+    lane.body_left -= of_body;
+    lane.input_bytes += received - of_body;
+    if (of_body > 0 && lane.body_left == 0) {
+      const PendingPtr finished = lane.flight.front().operation;
+      PopFront(lane);
+      if (finished != nullptr) Complete(turn, finished);
+    }
+    Parse(turn, lane);
+    if (received < body + room) break;
+  }
+  lane.receiving = false;
+  if (lane.failure) return TakeDownIfFailed(turn, lane);
+  Assign(turn);
+  Kick(turn, &lane, sizeof(Request) * kBatchChunks);
+}
+
+void Peer::PopFront(Lane& lane) {
+  const Request& header = lane.flight.front().header;
+  TcpMetrics& metrics = environment_->metrics;
+  (header.operation == Operation::kRead ? metrics.bytes_received : metrics.bytes_sent).Add(header.length);
+  lane.flight_bytes -= header.length;
+  lane.flight.pop_front();
+}
+
+void Peer::Parse(Turn& turn, Lane& lane) {
+  size_t at = 0;
+  while (!lane.failure && lane.body_left == 0 && lane.input_bytes - at >= sizeof(Reply)) {
+    Reply reply;
+    std::memcpy(&reply, lane.input.data() + at, sizeof(reply));
+    at += sizeof(reply);
+    if (!TakeReply(turn, lane, reply) || lane.body_left == 0) continue;
+    // The little that came along with the header.
+    const size_t here = std::min<size_t>(lane.input_bytes - at, lane.body_left);
+    const PendingPtr operation = lane.flight.front().operation;
+    if (operation != nullptr && here > 0) {
+      std::memcpy(operation->memory + lane.flight.front().offset, lane.input.data() + at, here);
+    }
+    at += here;
+    lane.body_left -= here;
+    if (lane.body_left > 0) break;
+    PopFront(lane);
+    if (operation != nullptr) Complete(turn, operation);
+  }
+  lane.input_bytes -= at;
+  std::memmove(lane.input.data(), lane.input.data() + at, lane.input_bytes);
+}
+
+// True when a payload follows it: body_left then says how much. Everything a target says is checked.
+bool Peer::TakeReply(Turn& turn, Lane& lane, const Reply& reply) {
+  const bool known = !lane.flight.empty() && reply.magic == kReplyMagic && reply.id == lane.flight.front().header.id &&
+                     (reply.id < lane.sent_id || (lane.sending && reply.id < lane.batch_end));
+  const bool ok = reply.status == ToInt(ErrorCode::OK);
+  const uint64_t expected = known && ok && !lane.flight.front().IsWrite() ? lane.flight.front().header.length : 0;
+  if (!known || reply.length != expected) {
+    Fail(lane, Status(ErrorCode::TRANSFER_FAIL, "the target sent what is no reply to what it was asked"));
+    return false;
+  }
+  if (expected > 0) {
+    lane.body_left = expected;
+    return true;
+  }
+  const Chunk chunk = std::move(lane.flight.front());
+  lane.flight.front().operation.reset();
+  if (ok) {
+    PopFront(lane);
+    if (chunk.operation != nullptr) Complete(turn, chunk.operation);
+    return false;
+  }
+  lane.flight_bytes -= chunk.header.length;
+  lane.flight.pop_front();
+  if (chunk.operation == nullptr) return false;
+  const auto code = static_cast<ErrorCode>(reply.status);
+  const bool told = code == ErrorCode::ADDRESS_NOT_REGISTERED || code == ErrorCode::STALE_SEGMENT;
+  End(turn, chunk.operation,
+      Error(told ? code : ErrorCode::TRANSFER_FAIL, "{}: {} of [{:#x}, +{}) refused: {}", Name(),
+            chunk.IsWrite() ? "write" : "read", chunk.header.address, chunk.header.length, ErrorCodeName(code)));
+  return false;
+}
+
+}  // namespace mooncake::tcp

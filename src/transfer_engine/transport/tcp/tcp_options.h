@@ -1,0 +1,31 @@
+// Limits and choices of the tcp transport.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "common/clock.h"
+#include "common/status.h"
+
+namespace mooncake::tcp {
+
+struct TcpOptions {
+  uint16_t port = 0;              // MC_TCP_DATA_PORT; 0: any
+  size_t lanes_per_peer = 4;      // MC_TCP_LANES_PER_PEER: connections to one peer, made as load asks for them
+  std::string congestion;         // MC_TCP_CONGESTION; empty: the system's, or what suits the same host
+  std::string interface;          // MC_TCP_INTERFACE: device that all sockets are bound to; empty: any
+  size_t max_connections = 2048;  // MC_TCP_MAX_CONNECTIONS: accepted at a time; more are closed at once
+  size_t chunk_bytes = 1 << 20;   // of one request
+  size_t window_bytes = 4 << 20;  // in flight per connection
+  size_t window_requests = 128;   // in flight per connection
+  Duration handshake_timeout = std::chrono::seconds(5);  // for the hello of who connects
+  Duration user_timeout = std::chrono::seconds(15);      // unacknowledged bytes mean a dead machine
+
+  // INVALID_PARAMS naming the variable.
+  static Result<TcpOptions> FromEnvironment();
+  Result<void> Check() const;
+  std::string ToString() const;
+};
+
+}  // namespace mooncake::tcp

@@ -1,0 +1,222 @@
+// Operations towards one target: cutting, handing to connections, ending.
+#include "transfer_engine/transport/tcp/tcp_peer.h"
+
+#include <algorithm>
+
+#include "common/check.h"
+
+namespace mooncake::tcp {
+
+void Peer::Turn::Report() {
+  lock_.unlock();
+  for (const PendingPtr& operation : ended_) {
+    operation->peer->environment_->loops[0]->CancelTimer(operation->timer);
+    operation->request.local_use.Release();
+    operation->request.done(std::move(*operation->result));
+  }
+  ended_.clear();
+}
+
+Peer::Peer(std::shared_ptr<const PeerEnvironment> environment, Endpoint address, Uuid generation, size_t home)
+    : environment_(std::move(environment)),
+      address_(std::move(address)),
+      generation_(generation),
+      instance_(Uuid::Random().first) {
+  const auto& loops = environment_->loops;
+  for (size_t slot = 0; slot < environment_->options.lanes_per_peer; ++slot) {
+    auto& lane = lanes_.emplace_back(std::make_shared<Lane>());
+    lane->slot = static_cast<uint32_t>(slot);
+    lane->loop = loops[(home + slot) % loops.size()];
+  }
+}
+
+std::string Peer::Name() const {
+  return fmt::format("tcp peer {}", address_.ToString());
+}
+
+PendingPtr Peer::Take(TransferOperation& operation) {
+  auto pending = std::make_shared<Pending>();
+  pending->request = std::move(operation);
+  const auto& local = std::get<HostRange>(pending->request.local);
+  pending->memory = local.data();
+  pending->length = local.size();
+  pending->peer = shared_from_this();
+  pending->place = live_.insert(live_.end(), pending);
+  pending->queued = true;
+  (pending->length <= environment_->options.chunk_bytes ? small_ : large_).push_back(pending);
+  pending->timer = environment_->loops[0]->RunAt(pending->request.deadline.time(), [weak = std::weak_ptr(pending)] {
+    if (const auto alive = weak.lock()) alive->peer->Expire(alive);
+  });
+  return pending;
+}
+
+bool Peer::Submit(std::vector<TransferOperation>& operations, size_t inline_bytes) {
+  Turn turn(*this);
+  if (closed_) return false;
+  for (TransferOperation& operation : operations) {
+    Take(operation);
+  }
+  Assign(turn);
+  Kick(turn, nullptr, inline_bytes);
+  return true;
+}
+
+void Peer::Unqueue(const PendingPtr& operation) {
+  if (!operation->queued) return;
+  operation->queued = false;
+  auto& queue = operation->length <= environment_->options.chunk_bytes ? small_ : large_;
+  queue.erase(std::ranges::find(queue, operation));
+}
+
+// The first end wins.
+void Peer::End(Turn& turn, const PendingPtr& operation, Result<void> result) {
+  if (operation->result) return;
+  operation->result = std::move(result);
+  Unqueue(operation);
+  if (operation->chunks > 0) Abandon(turn, *operation);
+  if (operation->busy == 0) LetGo(turn, operation);
+}
+
+void Peer::LetGo(Turn& turn, const PendingPtr& operation) {
+  PendingPtr kept = operation;  // the argument may be the list's own
+  live_.erase(kept->place);
+  turn.Ended(std::move(kept));
+}
+
+// Nothing of it is sent or received from here on, but for system calls that are under way.
+void Peer::Abandon(Turn& turn, const Pending& operation) {
+  for (const auto& lane : lanes_) {
+    std::erase_if(lane->orphans, [&](const Chunk& chunk) { return chunk.operation.get() == &operation; });
+    bool concerned = false;
+    for (Chunk& chunk : lane->flight) {
+      if (chunk.operation.get() != &operation) continue;
+      chunk.operation.reset();
+      concerned = true;
+    }
+    if (!concerned || lane->sending) continue;  // who sends prunes
+    Prune(*lane);
+    TakeDownIfFailed(turn, *lane);
+  }
+}
+
+// A chunk of it has been answered.
+void Peer::Complete(Turn& turn, const PendingPtr& operation) {
+  --operation->chunks;
+  if (operation->chunks == 0 && !operation->queued) End(turn, operation, {});
+}
+
+// Small and large operations take turns, so that neither waits for more than one chunk of the other kind; among the
+// large ones the first goes on until it is through, which ends each as early as it can be.
+Peer::Chunk Peer::CutNext() {
+  const bool from_large = small_.empty() || (large_is_next_ && !large_.empty());
+  large_is_next_ = !from_large;
+  auto& queue = from_large ? large_ : small_;
+  const PendingPtr operation = queue.front();
+  const size_t size = std::min(operation->length - operation->cut, environment_->options.chunk_bytes);
+  const TransferOperation& request = operation->request;
+  Chunk chunk{.operation = operation, .offset = operation->cut};
+  chunk.header.operation = request.opcode == TransferOpcode::kWrite ? Operation::kWrite : Operation::kRead;
+  chunk.header.key = request.region.key;
+  chunk.header.address = request.target_address + operation->cut;
+  chunk.header.length = size;
+  operation->cut += size;
+  ++operation->chunks;
+  if (operation->cut == operation->length) {
+    operation->queued = false;
+    queue.pop_front();
+  }
+  return chunk;
+}
+
+Peer::Lane* Peer::LeastLoaded() {
+  Lane* best = nullptr;
+  for (const auto& lane : lanes_) {
+    if (!lane->Up() || lane->flight.size() >= environment_->options.window_requests) continue;
+    if (lane->flight_bytes >= environment_->options.window_bytes) continue;
+    if (best == nullptr || lane->flight_bytes < best->flight_bytes) best = lane.get();
+  }
+  return best;
+}
+
+void Peer::Assign(Turn& turn) {
+  while (HasWork()) {
+    Lane* lane = LeastLoaded();
+    if (lane == nullptr) return DialMore(turn);
+    Chunk& chunk = lane->flight.emplace_back(CutNext());
+    chunk.header.id = lane->next_id++;
+    lane->flight_bytes += chunk.header.length;
+  }
+}
+
+// What was assigned goes out: a little on this thread, which saves waking another; else on the lane's own loop, so
+// that lanes work side by side.
+void Peer::Kick(Turn& turn, Lane* own, size_t inline_bytes) {
+  for (const auto& lane : lanes_) {
+    if (!lane->Up() || lane->sending || !lane->HasUnsent()) continue;
+    if (lane.get() == own) {
+      Send(turn, *lane, SIZE_MAX);
+      continue;
+    }
+    size_t bytes = 0;
+    for (size_t i = lane->UnsentIndex(); i < lane->flight.size(); ++i) bytes += lane->flight[i].WireBytes();
+    if (bytes <= inline_bytes) {
+      Send(turn, *lane, bytes);
+    } else {
+      WantWritable(*lane, true);
+    }
+  }
+}
+
+void Peer::Cancel(BatchId tag) {
+  Turn turn(*this);
+  std::vector<PendingPtr> chosen;
+  std::ranges::copy_if(live_, std::back_inserter(chosen), [&](const auto& one) { return one->request.tag == tag; });
+  for (const PendingPtr& operation : chosen) {
+    End(turn, operation, Error(ErrorCode::TRANSFER_CANCELED, "{}: canceled", Name()));
+  }
+  HangUpIfUnwanted(turn);
+}
+
+void Peer::Expire(const PendingPtr& operation) {
+  Turn turn(*this);
+  End(turn, operation,
+      Error(ErrorCode::TRANSFER_TIMEOUT, "{}: {} of {} bytes not finished in time", Name(),
+            operation->request.opcode == TransferOpcode::kWrite ? "write" : "read", operation->length));
+  HangUpIfUnwanted(turn);
+}
+
+// Nobody waits for a connection that is only being made.
+void Peer::HangUpIfUnwanted(Turn&) {
+  if (!live_.empty()) return;
+  for (const auto& lane : lanes_) {
+    if (lane->Dialing()) HangUp(*lane);
+  }
+}
+
+void Peer::Close() {
+  Turn turn(*this);
+  closed_ = true;
+  const std::vector<PendingPtr> all(live_.begin(), live_.end());
+  for (const PendingPtr& operation : all) {
+    End(turn, operation, Error(ErrorCode::SHUTTING_DOWN, "the tcp transport is closed"));
+  }
+  for (const auto& lane : lanes_) {
+    if (lane->state == State::kReady) {
+      Fail(*lane, Status(ErrorCode::SHUTTING_DOWN, "closed"), true);
+      TakeDownIfFailed(turn, *lane);
+    } else if (lane->Dialing()) {
+      HangUp(*lane);
+    }
+  }
+}
+
+bool Peer::RetireIfIdle() {
+  Turn turn(*this);
+  const bool idle = live_.empty() && std::ranges::all_of(lanes_, [](const auto& lane) {
+                      return lane->state == State::kDown && lane->orphans.empty();
+                    });
+  closed_ = closed_ || idle;
+  return idle;
+}
+
+}  // namespace mooncake::tcp

@@ -1,0 +1,65 @@
+// What goes over a data connection. Fixed records, little endian; a request is answered in the order of its arrival.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "common/uuid.h"
+
+namespace mooncake::tcp {
+
+static_assert(std::endian::native == std::endian::little, "records are sent as they lie in memory");
+
+inline constexpr uint64_t kHelloMagic = 0x3154414443544b4d;  // "MKTCDAT1"
+inline constexpr uint32_t kRequestMagic = 0x51524b4d;        // "MKRQ"
+inline constexpr uint32_t kReplyMagic = 0x50524b4d;          // "MKRP"
+inline constexpr uint32_t kVersion = 1;
+// A request that speaks of more is no request: the connection is closed. Initiators cut far below.
+inline constexpr uint64_t kMaxRequestBytes = 16ull << 20;
+
+// First words of the initiator. Requests follow only after the answer.
+struct Hello {
+  uint64_t magic = kHelloMagic;
+  uint32_t version = kVersion;
+  uint32_t slot = 0;  // which of the initiator's connections to this target
+  Uuid initiator;     // generation of the process that speaks
+  Uuid target;        // generation of the process it wants to speak to
+  // Random. A later hello with the same instance and slot takes the place of an earlier connection: before it is
+  // answered the target has stopped listening to the earlier one, so that writes left there cannot overtake.
+  uint64_t instance = 0;
+  uint64_t reserved = 0;
+};
+static_assert(sizeof(Hello) == 64);
+
+struct HelloAnswer {
+  uint64_t magic = kHelloMagic;
+  uint32_t version = kVersion;
+  int32_t code = 0;  // ErrorCode: OK, STALE_SEGMENT, INVALID_VERSION
+  Uuid target;       // generation of the process that answers
+  uint64_t max_request_bytes = kMaxRequestBytes;
+};
+static_assert(sizeof(HelloAnswer) == 40);
+
+enum class Operation : uint16_t { kRead = 1, kWrite = 2 };
+
+struct Request {
+  uint32_t magic = kRequestMagic;
+  Operation operation = Operation::kRead;
+  uint16_t flags = 0;
+  uint64_t id = 0;  // counts up by one within a connection
+  uint64_t key = 0;
+  uint64_t address = 0;
+  uint64_t length = 0;  // a write's payload of so many bytes follows
+  uint64_t reserved = 0;
+};
+static_assert(sizeof(Request) == 48);
+
+struct Reply {
+  uint32_t magic = kReplyMagic;
+  int32_t status = 0;  // ErrorCode
+  uint64_t id = 0;
+  uint64_t length = 0;  // of the payload that follows: all of what was asked for, or 0
+};
+static_assert(sizeof(Reply) == 24);
+
+}  // namespace mooncake::tcp

@@ -1,0 +1,102 @@
+// Opening the transports that the options ask for.
+#include "transfer_engine/transport_factory.h"
+
+#include <algorithm>
+#include <string_view>
+
+#include "common/log.h"
+#if __has_include("transfer_engine/transport/local/local_transport.h")
+#include "transfer_engine/transport/local/local_transport.h"
+#define MC_HAS_LOCAL 1
+#endif
+#if __has_include("transfer_engine/transport/shm/shm_transport.h")
+#include "transfer_engine/transport/shm/shm_transport.h"
+#define MC_HAS_SHM 1
+#endif
+#if __has_include("transfer_engine/transport/rdma/rdma_transport.h")
+#include "transfer_engine/transport/rdma/rdma_transport.h"
+#define MC_HAS_RDMA 1
+#endif
+#if __has_include("transfer_engine/transport/tcp/tcp_transport.h")
+#include "transfer_engine/transport/tcp/tcp_transport.h"
+#define MC_HAS_TCP 1
+#endif
+
+namespace mooncake {
+namespace {
+
+using TransportPtr = std::unique_ptr<Transport>;
+
+template <typename T>
+Result<void> Append(const TransportContext& context, std::vector<TransportPtr>& transports) {
+  transports.push_back(MC_TRY(T::Open(context)));
+  return {};
+}
+
+Result<void> AppendTcp([[maybe_unused]] const TransportContext& context,
+                       [[maybe_unused]] std::vector<TransportPtr>& transports) {
+#ifdef MC_HAS_TCP
+  return Append<TcpTransport>(context, transports);
+#else
+  return {};
+#endif
+}
+
+Result<void> OpenRdma([[maybe_unused]] const TransportContext& context,
+                      [[maybe_unused]] std::vector<TransportPtr>& transports) {
+#ifdef MC_HAS_RDMA
+  return Append<RdmaTransport>(context, transports);
+#else
+  return Error(ErrorCode::NOT_SUPPORTED_TRANSPORT, "not built");
+#endif
+}
+
+// False: there is none here, and that is allowed.
+Result<bool> AppendRdma(const TransportContext& context, std::vector<TransportPtr>& transports) {
+  const Result<void> opened = OpenRdma(context, transports);
+  if (opened) return true;
+  const ErrorCode code = opened.error().code();
+  const bool none_here = code == ErrorCode::DEVICE_NOT_FOUND || code == ErrorCode::NOT_SUPPORTED_TRANSPORT;
+  if (!none_here || context.options.strict_protocol) return Annotate(opened.error(), "protocol 'rdma'");
+  log::Warn("rdma cannot be used, tcp carries its transfers: {}", opened.error().message());
+  context.metrics.GetCounter("mooncake_transfer_rdma_fallback_total", "engines that asked for rdma and have none")
+      .Add();
+  return false;
+}
+
+}  // namespace
+
+Result<std::vector<TransportPtr>> OpenTransports(const TransportContext& context) {
+  const TransferEngineOptions& options = context.options;
+  for (const std::string& protocol : options.protocols) {
+    if (protocol != "rdma" && protocol != "tcp") {
+      return Error(ErrorCode::INVALID_PARAMS, "protocol '{}' is neither 'rdma' nor 'tcp'", protocol);
+    }
+  }
+  std::vector<TransportPtr> transports;
+  if (options.force_tcp) {
+    MC_TRY(AppendTcp(context, transports));
+    return transports;
+  }
+  if (options.same_host) {
+#ifdef MC_HAS_LOCAL
+    MC_TRY(Append<LocalTransport>(context, transports));
+#endif
+#ifdef MC_HAS_SHM
+    MC_TRY(Append<ShmTransport>(context, transports));
+#endif
+  }
+  bool has_tcp = false;
+  bool wants_tcp = false;
+  for (const std::string& protocol : options.protocols) {
+    if (protocol == "rdma") {
+      wants_tcp |= !MC_TRY(AppendRdma(context, transports));
+    } else if (!std::exchange(has_tcp, true)) {
+      MC_TRY(AppendTcp(context, transports));
+    }
+  }
+  if (wants_tcp && !has_tcp) MC_TRY(AppendTcp(context, transports));
+  return transports;
+}
+
+}  // namespace mooncake
