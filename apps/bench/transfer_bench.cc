@@ -2,6 +2,7 @@
 #include "bench/transfer_bench.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <iostream>
 #include <memory>
@@ -12,9 +13,10 @@
 #include "bench/child.h"
 #include "bench/iperf.h"
 #include "bench/perftest.h"
-#include "common/byte_size.h"
+#include "common/env.h"
 #include "transfer_engine/topology.h"
 #include "transfer_engine/transfer_engine.h"
+#include "transfer_engine/transport/tcp/tcp_socket.h"
 
 namespace mooncake::bench {
 namespace {
@@ -67,6 +69,14 @@ TransferEngineOptions OptionsFor(const std::string& protocol) {
   return options;
 }
 
+// What data connections on this host use, and iperf3 then uses as well. Told to both processes in so many words.
+std::string ChooseCongestion() {
+  std::string chosen = env::Get(env::kTcpCongestion).value_or("");
+  if (chosen.empty()) chosen = tcp::CheckCongestion("cubic") ? "cubic" : "reno";
+  setenv(env::kTcpCongestion.name, chosen.c_str(), /*overwrite=*/1);
+  return chosen;
+}
+
 std::vector<std::string> DevicesOfHost() {
   const auto topology = Topology::Discover();
   return topology ? topology->devices() : std::vector<std::string>{};
@@ -82,6 +92,7 @@ class TransferBench {
 
   Result<TransferBenchResult> Run() {
     // All before the first thread of this process.
+    host_.tcp_congestion = ChooseCongestion();
     Child peer = MC_TRY(
         Child::Start({options_.self, "serve-as-target", std::to_string(Capacity()), Uses("rdma") ? "rdma" : "tcp"}));
     if (Uses("tcp")) iperf_ = MC_TRY(Iperf::Start());

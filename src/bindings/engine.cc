@@ -11,6 +11,7 @@
 #include "bindings/process_generation.h"
 #include "bindings/transfer_notify.h"
 #include "common/log.h"
+#include "transfer_engine/protocol_names.h"
 #include "transfer_engine/topology.h"
 
 namespace mooncake::python {
@@ -335,7 +336,7 @@ py::str Engine::LocalTopology(py::handle device_name) const {
   {
     const GilRelease release;
     const auto discover = [&]() -> Result<std::string> {
-      return MC_TRY(Topology::Discover(SplitNames(devices))).ToJson();
+      return MC_TRY(Topology::Discover(DeviceList(devices))).ToJson();
     };
     text = discover();
     if (!text) ReportFailure("get_local_topology", devices, text.error());

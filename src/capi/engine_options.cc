@@ -7,29 +7,23 @@
 
 #include "common/json_text.h"
 #include "common/log.h"
+#include "transfer_engine/protocol_names.h"
 
 namespace mooncake {
 namespace {
 
 constexpr std::string_view kPeerToPeer = "P2PHANDSHAKE";
 
-// Names of hardware that programs ask for and this build does not drive; NPU memory needs a transport that knows it,
-// host memory goes over what there is.
-constexpr std::array<std::string_view, 18> kOtherProtocols = {
-    "ascend", "ascend_direct", "ascend_rdma", "barex",        "cxi",    "cxl",          "efa", "hip",     "maca",
-    "musa",   "nccl",          "nvlink",      "nvlink_intra", "nvmeof", "sunrise_link", "ub",  "ubshmem", "hccl"};
+// Names of hardware that programs ask for and nothing here drives; their host memory goes over what there is.
+constexpr std::array<std::string_view, 15> kOtherHardware = {
+    "barex", "cxi",    "cxl",          "efa",    "hccl",         "hip", "maca",   "musa",
+    "nccl",  "nvlink", "nvlink_intra", "nvmeof", "sunrise_link", "ub",  "ubshmem"};
 
-Result<std::vector<std::string>> ProtocolsFor(const std::string& name, const TransferEngineOptions& options) {
-  if (name.empty() || name == "rdma") return std::vector<std::string>{"rdma", "tcp"};
-  if (name == "tcp") return std::vector<std::string>{"tcp"};
-  if (std::find(kOtherProtocols.begin(), kOtherProtocols.end(), name) == kOtherProtocols.end())
-    return Error(ErrorCode::INVALID_PARAMS, "unknown protocol {}: write tcp or rdma", QuoteForMessage(name));
-  if (options.force_tcp) return std::vector<std::string>{"tcp"};
-  if (options.strict_protocol)
-    return Error(ErrorCode::NOT_SUPPORTED_TRANSPORT,
-                 "protocol {} is not part of this build and MC_STRICT_PROTOCOL is set", name);
+Result<std::vector<std::string>> ProtocolsFor(const std::string& name, bool force_tcp) {
+  if (force_tcp || std::find(kOtherHardware.begin(), kOtherHardware.end(), name) == kOtherHardware.end())
+    return ProtocolsOf(name, force_tcp);
   log::Warn("protocol {} is not part of this build: rdma and tcp carry its transfers", name);
-  return std::vector<std::string>{"rdma", "tcp"};
+  return ProtocolsOf("rdma", force_tcp);
 }
 
 Result<std::string> MetadataFor(const EngineArguments& arguments) {
@@ -59,24 +53,11 @@ Result<TransferEngineOptions> EngineOptions(const EngineArguments& arguments) {
 Result<TransferEngineOptions> EngineOptions(const EngineArguments& arguments, TransferEngineOptions options) {
   options.local_name = arguments.local_name;
   options.metadata = MC_TRY(MetadataFor(arguments));
-  options.protocols = MC_TRY(ProtocolsFor(arguments.protocol, options));
+  options.protocols = MC_TRY(ProtocolsFor(arguments.protocol, options.force_tcp));
   // A name of an RDMA device says nothing about tcp.
   const bool rdma = options.protocols.front() == "rdma" && !options.force_tcp;
-  if (rdma && !arguments.devices.empty()) options.device_filter = SplitNames(arguments.devices);
+  if (rdma && !arguments.devices.empty()) options.device_filter = DeviceList(arguments.devices);
   return options;
-}
-
-std::vector<std::string> SplitNames(std::string_view list) {
-  std::vector<std::string> names;
-  while (!list.empty()) {
-    const size_t comma = std::min(list.find(','), list.size());
-    std::string_view name = list.substr(0, comma);
-    while (!name.empty() && name.front() == ' ') name.remove_prefix(1);
-    while (!name.empty() && name.back() == ' ') name.remove_suffix(1);
-    if (!name.empty()) names.emplace_back(name);
-    list.remove_prefix(std::min(comma + 1, list.size()));
-  }
-  return names;
 }
 
 Result<RegionOptions> RegionOptionsOf(std::string_view location, RegionAccess access) {

@@ -3,7 +3,6 @@
 
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "common/status.h"
 #include "transfer_engine/transfer_engine.h"
@@ -20,13 +19,10 @@ struct EngineArguments {
 };
 
 // On top of the environment. INVALID_PARAMS for an unknown protocol or metadata type. A protocol that this build does
-// not have is carried by those that it has, with a warning; NOT_SUPPORTED_TRANSPORT with strict_protocol.
+// not have is carried by those that it has, with a warning.
 Result<TransferEngineOptions> EngineOptions(const EngineArguments& arguments);
 // The same on given options instead of the environment.
 Result<TransferEngineOptions> EngineOptions(const EngineArguments& arguments, TransferEngineOptions options);
-
-// "mlx5_0, mlx5_1" as a list.
-std::vector<std::string> SplitNames(std::string_view list);
 
 // "*", "cpu:N" or "npu:N", which also says that the memory is the NPU's. INVALID_PARAMS otherwise.
 Result<RegionOptions> RegionOptionsOf(std::string_view location, RegionAccess access = RegionAccess::kOpen);

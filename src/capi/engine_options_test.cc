@@ -39,13 +39,6 @@ TEST(EngineOptionsTest, ForcedTcpServesEveryName) {
   EXPECT_THAT(Made({.protocol = "rdma", .devices = "mlx5_0"}, forced).device_filter, IsEmpty());
 }
 
-TEST(EngineOptionsTest, StrictProtocolRefusesForeignHardware) {
-  const auto options = EngineOptions({.protocol = "efa"}, TransferEngineOptions{.strict_protocol = true});
-  ASSERT_FALSE(options);
-  EXPECT_EQ(options.error().code(), ErrorCode::NOT_SUPPORTED_TRANSPORT);
-  EXPECT_TRUE(EngineOptions({.protocol = "tcp"}, TransferEngineOptions{.strict_protocol = true}));
-}
-
 TEST(EngineOptionsTest, DeviceListIsSplitAndOnlyForRdma) {
   EXPECT_THAT(Made({.protocol = "rdma", .devices = "mlx5_0, mlx5_1,,"}).device_filter, ElementsAre("mlx5_0", "mlx5_1"));
   EXPECT_THAT(Made({.protocol = "tcp", .devices = "eth0"}).device_filter, IsEmpty());

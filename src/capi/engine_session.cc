@@ -91,6 +91,7 @@ class EngineSession::Running {
 class EngineSession::Batch {
  public:
   Batch(EngineSession& session, BatchId id) : session_(session), id_(id) {}
+  Batch(EngineSession& session, Begun begun) : session_(session), id_(begun.batch), target_(std::move(begun.target)) {}
   ~Batch() {
     if (id_ == kInvalidBatch) return;
     {
@@ -108,11 +109,15 @@ class EngineSession::Batch {
   Batch& operator=(const Batch&) = delete;
 
   BatchId id() const { return id_; }
-  BatchId Release() { return std::exchange(id_, kInvalidBatch); }
+  // The target stays open until the batch has ended: it may have to be looked up again.
+  void SetTarget(OpenTargets::Use target) { target_ = std::move(target); }
+  SegmentId target() const { return target_.id(); }
+  Begun Release() { return {std::exchange(id_, kInvalidBatch), std::move(target_)}; }
 
  private:
   EngineSession& session_;
   BatchId id_;
+  OpenTargets::Use target_;
 };
 
 Result<std::shared_ptr<EngineSession>> EngineSession::Open(TransferEngineOptions options,
@@ -123,11 +128,11 @@ Result<std::shared_ptr<EngineSession>> EngineSession::Open(TransferEngineOptions
 }
 
 EngineSession::EngineSession(std::shared_ptr<TransferEngine> engine, Duration timeout, ManagedBufferOptions buffers)
-    : engine_(std::move(engine)), timeout_(timeout), buffers_(SourceOf(*engine_), buffers) {}
+    : engine_(std::move(engine)), timeout_(timeout), targets_(*engine_), buffers_(SourceOf(*engine_), buffers) {}
 
 EngineSession::~EngineSession() {
-  for (const auto& [number, id] : begun_) {
-    const Batch ends_it(*this, id);
+  for (auto& [number, begun] : begun_) {
+    const Batch ends_it(*this, std::move(begun));
   }
 }
 
@@ -156,7 +161,7 @@ bool EngineSession::Close(Deadline deadline) {
     const std::lock_guard lock(mutex_);
     closing_ = true;
     batches.assign(waited_for_.begin(), waited_for_.end());
-    for (const auto& [number, id] : begun_) batches.push_back(id);
+    for (const auto& [number, begun] : begun_) batches.push_back(begun.batch);
   }
   for (const BatchId id : batches) (void)engine_->Cancel(id);  // one that was freed meanwhile has ended
   std::unique_lock lock(mutex_);
@@ -189,10 +194,10 @@ Result<std::vector<TransferRequest>> EngineSession::RequestsOf(const TransferCal
 
 Result<void> EngineSession::Submit(const TransferCall& call, Batch& batch, Caller caller) {
   const Deadline deadline = DeadlineOf(call);
-  const SegmentId target = MC_TRY(engine_->OpenSegment(call.target, deadline));
-  const auto requests = MC_TRY(RequestsOf(call, target));
+  batch.SetTarget(MC_TRY(targets_.Open(call.target, deadline)));
+  const auto requests = MC_TRY(RequestsOf(call, batch.target()));
   if (!requests.empty()) return engine_->Submit(batch.id(), requests, {deadline, call.notify, caller});
-  if (call.notify) return engine_->SendNotify(target, *call.notify, deadline);
+  if (call.notify) return engine_->SendNotify(batch.target(), *call.notify, deadline);
   return {};
 }
 
@@ -230,11 +235,11 @@ Result<uint64_t> EngineSession::Begin(const TransferCall& call) {
   return number;
 }
 
-std::optional<BatchId> EngineSession::TakeNumber(uint64_t number) {
+std::optional<EngineSession::Begun> EngineSession::TakeNumber(uint64_t number) {
   const std::lock_guard lock(mutex_);
   const auto node = begun_.extract(number);
   if (node.empty()) return std::nullopt;
-  return node.mapped();
+  return std::move(node.mapped());
 }
 
 void EngineSession::RememberTimeout(uint64_t number) {
@@ -254,12 +259,13 @@ Result<bool> EngineSession::Check(uint64_t number) {
       return Error(ErrorCode::TRANSFER_TIMEOUT, "batch {} ran out of time before", number);
     const auto found = begun_.find(number);
     if (found == begun_.end()) return Error(ErrorCode::INVALID_PARAMS, "no batch {} (freed already?)", number);
-    id = found->second;
+    id = found->second.batch;
   }
   const auto status = MC_TRY(engine_->BatchStatus(id));
   if (status.state == TransferState::kWaiting) return false;
-  if (!TakeNumber(number)) return Error(ErrorCode::INVALID_PARAMS, "batch {} was freed by another thread", number);
-  const Batch ends_here(*this, id);
+  auto begun = TakeNumber(number);
+  if (!begun) return Error(ErrorCode::INVALID_PARAMS, "batch {} was freed by another thread", number);
+  const Batch ends_here(*this, std::move(*begun));
   if (status.state == TransferState::kTimeout) RememberTimeout(number);
   MC_TRY(Outcome(status));
   return true;
@@ -274,7 +280,7 @@ Result<void> EngineSession::WaitAll(std::span<const uint64_t> numbers, const Int
   for (const uint64_t number : distinct) {
     const std::lock_guard lock(mutex_);
     if (const auto found = begun_.find(number); found != begun_.end()) {
-      batches.emplace_back(number, found->second);
+      batches.emplace_back(number, found->second.batch);
     } else {
       gathering->Missing(Status(ErrorCode::INVALID_PARAMS, fmt::format("no batch {}", number)));
     }
@@ -292,8 +298,9 @@ Result<void> EngineSession::WaitAll(std::span<const uint64_t> numbers, const Int
   }
   gathering->WaitAll();
   for (const auto& [number, id] : batches) {
-    if (!TakeNumber(number)) continue;  // freed by another thread
-    const Batch ends_here(*this, id);
+    auto begun = TakeNumber(number);
+    if (!begun) continue;  // freed by another thread
+    const Batch ends_here(*this, std::move(*begun));
   }
   return result;
 }
@@ -343,8 +350,8 @@ bool EngineSession::IsDeviceMemory(uint64_t address, uint64_t length) {
 Result<uint64_t> EngineSession::FirstBufferAddress(const std::string& target) {
   MC_TRY(Enter());
   const Running running(*this);
-  const SegmentId id = MC_TRY(engine_->OpenSegment(target));
-  const SegmentPtr segment = MC_TRY(engine_->GetSegment(id, /*refresh=*/true));
+  const auto use = MC_TRY(targets_.Open(target, Deadline::After(timeout_)));
+  const SegmentPtr segment = MC_TRY(engine_->GetSegment(use.id(), /*refresh=*/true));
   if (segment->regions.empty()) return Error(ErrorCode::ADDRESS_NOT_REGISTERED, "{} has no buffers", target);
   return segment->regions.front().address;
 }

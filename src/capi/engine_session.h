@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "capi/managed_buffers.h"
+#include "capi/open_targets.h"
 #include "transfer_engine/transfer_engine.h"
 
 namespace mooncake {
@@ -87,6 +88,10 @@ class EngineSession {
  private:
   class Batch;
   class Running;
+  struct Begun {
+    BatchId batch = kInvalidBatch;
+    OpenTargets::Use target;
+  };
 
   EngineSession(std::shared_ptr<TransferEngine> engine, Duration timeout, ManagedBufferOptions buffers);
 
@@ -99,11 +104,12 @@ class EngineSession {
   // empty.
   Result<void> Submit(const TransferCall& call, Batch& batch, Caller caller);
   Result<void> WaitFor(Batch& batch, const Interrupted& interrupted);
-  std::optional<BatchId> TakeNumber(uint64_t number);
+  std::optional<Begun> TakeNumber(uint64_t number);
   void RememberTimeout(uint64_t number);
 
   const std::shared_ptr<TransferEngine> engine_;
   const Duration timeout_;
+  OpenTargets targets_;
   ManagedBuffers buffers_;
 
   mutable std::mutex mutex_;
@@ -112,9 +118,9 @@ class EngineSession {
   bool closing_ = false;
   std::unordered_set<BatchId> waited_for_;  // by Transfer
   uint64_t last_number_ = 0;
-  std::unordered_map<uint64_t, BatchId> begun_;  // by Begin
-  std::unordered_set<uint64_t> timed_out_;       // numbers whose batch is freed already
-  std::deque<uint64_t> timed_out_order_;         // the oldest are forgotten
+  std::unordered_map<uint64_t, Begun> begun_;  // by Begin
+  std::unordered_set<uint64_t> timed_out_;     // numbers whose batch is freed already
+  std::deque<uint64_t> timed_out_order_;       // the oldest are forgotten
 };
 
 }  // namespace mooncake

@@ -125,7 +125,8 @@ TEST_F(EngineSessionTest, BadRangesFailAndMoveNothing) {
   EXPECT_EQ(unregistered.error().code(), ErrorCode::ADDRESS_NOT_REGISTERED);
   EXPECT_FALSE(source_->Transfer(Call(TransferOpcode::kRead, {{0, AddressOf(remote_), 8}})));
   EXPECT_FALSE(source_->Transfer(Call(TransferOpcode::kRead, {{UINT64_MAX - 4, AddressOf(remote_), 8}})));
-  EXPECT_FALSE(source_->Transfer(Call(TransferOpcode::kWrite, {{AddressOf(local_), AddressOf(remote_, 4 * kMiB - 4), 8}})));
+  EXPECT_FALSE(
+      source_->Transfer(Call(TransferOpcode::kWrite, {{AddressOf(local_), AddressOf(remote_, 4 * kMiB - 4), 8}})));
   EXPECT_EQ(elsewhere_, std::vector<char>(4096, 'e'));
   EXPECT_EQ(remote_, std::vector<char>(4 * kMiB, 'r'));
 }
@@ -212,6 +213,23 @@ TEST_F(EngineSessionTest, ManagedBuffersAreRegisteredMemory) {
       Call(TransferOpcode::kWrite, {{AddressOf(local_), reinterpret_cast<uint64_t>(*buffer), 64 << 10}})));
   EXPECT_EQ(static_cast<char*>(*buffer)[(64 << 10) - 1], 'l');
   EXPECT_TRUE(target_->buffers().Free(*buffer, 64 << 10));
+}
+
+TEST_F(EngineSessionTest, OnlyTheTargetsUsedLastStayOpen) {
+  OpenTargets targets(source_->engine(), 1);
+  const auto other = OpenSession();
+  SegmentId first = kInvalidSegment;
+  {
+    const auto use = targets.Open(target_name(), Soon());
+    ASSERT_TRUE(use);
+    first = use->id();
+    ASSERT_TRUE(targets.Open(other->engine().local_name(), Soon()));
+    EXPECT_EQ(targets.size(), 1U);
+    EXPECT_TRUE(source_->engine().GetSegment(first)) << "it is in use";
+  }
+  EXPECT_FALSE(source_->engine().GetSegment(first));
+  EXPECT_FALSE(targets.Open("127.0.0.1:1", Soon()));
+  EXPECT_EQ(targets.size(), 1U);
 }
 
 TEST_F(EngineSessionTest, FirstBufferIsTheLowestRegion) {

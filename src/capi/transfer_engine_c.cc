@@ -1,6 +1,7 @@
 // The C interface on the engine: checks arguments, translates numbers, keeps exceptions in.
 #include "capi/transfer_engine_c.h"
 
+#include <algorithm>
 #include <climits>
 #include <cstdlib>
 #include <cstring>
@@ -12,6 +13,7 @@
 
 #include "capi/engine_options.h"
 #include "common/log.h"
+#include "transfer_engine/protocol_names.h"
 #include "transfer_engine/topology.h"
 #include "transfer_engine/transfer_engine.h"
 
@@ -23,6 +25,8 @@ constexpr Duration kNotifyBudget = std::chrono::seconds(10);
 // An engine and the segments that were opened through this interface.
 struct Handle {
   std::shared_ptr<TransferEngine> engine;
+  bool force_tcp = false;
+  bool strict_protocol = false;
   std::vector<std::string> transports;  // what installTransport points into
   std::mutex mutex;
   std::unordered_set<SegmentId> segments;
@@ -114,16 +118,35 @@ Result<void> CopyText(const std::string& text, char* out, size_t size) {
   return {};
 }
 
+// The transport that serves a protocol: itself, or the one in its place.
+Result<transport_t> TransportFor(Handle& handle, const std::string& protocol) {
+  std::vector<std::string> names = {protocol};
+  if (!handle.strict_protocol) {
+    if (const auto others = ProtocolsOf(protocol, handle.force_tcp))
+      names.insert(names.end(), others->begin(), others->end());
+  }
+  for (const std::string& name : names) {
+    const auto found = std::find(handle.transports.begin(), handle.transports.end(), name);
+    if (found == handle.transports.end()) continue;
+    if (name != protocol) log::Warn("installTransport: {} serves in place of {}", name, protocol);
+    return transport_t{&*found};
+  }
+  return Error(ErrorCode::NOT_SUPPORTED_TRANSPORT, "this engine has no transport '{}'", protocol);
+}
+
 Result<HandlePtr> Open(const char* metadata, const char* name, const char* host, uint64_t port) {
   if (port > UINT16_MAX) return Error(ErrorCode::INVALID_PARAMS, "port {}", port);
   EngineArguments arguments;
   arguments.metadata = metadata == nullptr ? "P2PHANDSHAKE" : metadata;
   arguments.local_name = TextOf(name);
-  if (arguments.local_name.empty()) arguments.local_name = TextOf(host);
   TransferEngineOptions options = MC_TRY(EngineOptions(arguments));
-  if (options.bind_address.empty()) options.bind_address = TextOf(host);
-  options.control_port = static_cast<uint16_t>(port);
+  if (options.legacy_port_binding) {
+    if (options.bind_address.empty()) options.bind_address = TextOf(host);
+    options.control_port = static_cast<uint16_t>(port);
+  }
   auto handle = std::make_shared<Handle>();
+  handle->force_tcp = options.force_tcp;
+  handle->strict_protocol = std::exchange(options.strict_protocol, false);  // no protocol was named so far
   handle->engine = MC_TRY(TransferEngine::Open(std::move(options)));
   handle->transports = handle->engine->TransportNames();
   return handle;
@@ -243,10 +266,8 @@ transport_t installTransport(transfer_engine_t engine, const char* proto, void**
       [&]() -> Result<transport_t> {
         const HandlePtr handle = MC_TRY(Live(engine));
         if (args != nullptr && args[0] != nullptr) MC_TRY(Topology::Parse(static_cast<const char*>(args[0])));
-        for (std::string& name : handle->transports) {
-          if (name == TextOf(proto)) return transport_t{&name};
-        }
-        return Error(ErrorCode::NOT_SUPPORTED_TRANSPORT, "this engine has no transport '{}'", TextOf(proto));
+        if (proto == nullptr) return Invalid("transport name is null");
+        return TransportFor(*handle, proto);
       },
       [](const Status&) -> transport_t { return nullptr; });
 }
@@ -277,11 +298,11 @@ int closeSegment(transfer_engine_t engine, segment_id_t segment_id) {
   return Negative(__func__, [&]() -> Result<void> {
     const HandlePtr handle = MC_TRY(Live(engine));
     const SegmentId id = MC_TRY(SegmentOf(segment_id));
-    {
-      const std::lock_guard lock(handle->mutex);
-      handle->segments.erase(id);
-    }
-    return handle->engine->CloseSegment(id);
+    MC_TRY(handle->engine->CloseSegment(id));
+    if (handle->engine->GetSegment(id)) return {};  // opened more often
+    const std::lock_guard lock(handle->mutex);
+    handle->segments.erase(id);
+    return {};
   });
 }
 

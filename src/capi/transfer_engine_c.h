@@ -72,7 +72,8 @@ typedef struct buffer_entry buffer_entry_t;
 
 /* Opens an engine, or NULL. metadata_conn_string: "P2PHANDSHAKE", or a server as "http://host:port/metadata",
  * "etcd://host:port", "redis://host:port". local_server_name: "host", "host:port", or any name with a server.
- * ip_or_host_name and rpc_port: where peers reach it, if local_server_name does not say; "" or NULL, and 0: chosen.
+ * ip_or_host_name and rpc_port: the address to bind and the port, but only with MC_LEGACY_RPC_PORT_BINDING=1; else a
+ * free port is taken unless local_server_name has one.
  * auto_discover: accepted; every transport that can be had is installed either way. */
 transfer_engine_t createTransferEngine(const char* metadata_conn_string, const char* local_server_name,
                                        const char* ip_or_host_name, uint64_t rpc_port, int auto_discover);
@@ -83,8 +84,9 @@ int getLocalIpAndPort(transfer_engine_t engine, char* buf_out, size_t buf_len);
 /* Devices near each location as JSON, with a NUL; -1 when buf_len is too small. */
 int discoverTopology(transfer_engine_t engine, char* buf_out, size_t buf_len);
 
-/* A handle of a transport that the engine has ("tcp", "rdma", "shm", "local"), or NULL. args is NULL, or args[0] is a
- * topology as discoverTopology writes it: it is checked, and the engine keeps its own (MC_CUSTOM_TOPO_JSON sets it). */
+/* A handle of a transport that the engine has ("tcp", "rdma", "shm", "local"), or NULL. Where there is no rdma device
+ * it is that of tcp, unless MC_STRICT_PROTOCOL=1. args is NULL, or args[0] is a topology as discoverTopology writes it:
+ * it is checked, and the engine keeps its own (MC_CUSTOM_TOPO_JSON sets it). */
 transport_t installTransport(transfer_engine_t engine, const char* proto, void** args);
 /* Does nothing. */
 int uninstallTransport(transfer_engine_t engine, const char* proto);

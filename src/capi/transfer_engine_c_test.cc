@@ -205,6 +205,7 @@ TEST_F(TransferEngineCTest, WrongArgumentsFail) {
 
 TEST_F(TransferEngineCTest, TransportsAndTopologyCanBeAskedFor) {
   EXPECT_NE(installTransport(source_, "tcp", nullptr), nullptr);
+  EXPECT_NE(installTransport(source_, "rdma", nullptr), nullptr) << "or tcp in its place";
   EXPECT_EQ(installTransport(source_, "smoke signals", nullptr), nullptr);
   EXPECT_EQ(installTransport(source_, nullptr, nullptr), nullptr);
   std::vector<char> topology(1 << 16);

@@ -27,8 +27,8 @@ std::span<const Variable* const> All() {
                                              &kDeviceFilter,
                                              &kLegacyRpcPortBinding,
                                              &kMinRpcPort,
-                                             &kMaxRpcPort};
-                                             &kShmAnyUser};
+                                             &kMaxRpcPort,
+                                             &kShmAnyUser,
                                              &kTcpDataPort,
                                              &kTcpLanesPerPeer,
                                              &kTcpMaxConnections,

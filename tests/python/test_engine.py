@@ -1,7 +1,10 @@
 """mooncake.engine between two processes: every method, its codes, and the conventions that programs rely on."""
+import http.server
 import json
 import os
 import socket
+import threading
+import urllib.parse
 
 import numpy as np
 import pytest
@@ -362,3 +365,51 @@ def test_names_that_programs_test_for():
         document = getattr(TransferEngine, name).__doc__
         assert document.startswith(f"{name}("), name
         assert "\n\n    " in document, f"{name} shows no example"
+
+
+class MetadataHandler(http.server.BaseHTTPRequestHandler):
+    """GET, PUT and DELETE of ?key=."""
+    values = {}
+
+    def log_message(self, *arguments):
+        pass
+
+    def key(self):
+        return urllib.parse.parse_qs(urllib.parse.urlparse(self.path).query)["key"][0]
+
+    def answer(self, code, body=b""):
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_GET(self):
+        value = self.values.get(self.key())
+        self.answer(404) if value is None else self.answer(200, value)
+
+    def do_PUT(self):
+        self.values[self.key()] = self.rfile.read(int(self.headers["Content-Length"]))
+        self.answer(200)
+
+    def do_DELETE(self):
+        self.values.pop(self.key(), None)
+        self.answer(200)
+
+
+def test_names_of_a_metadata_server():
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), MetadataHandler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        place = f"127.0.0.1:{server.server_port}/metadata"
+        source, target = TransferEngine(), TransferEngine()
+        assert source.initialize("first-node", f"http://{place}", "tcp", "") == 0
+        assert target.initialize_ext("second-node", place, "tcp", "", "http") == 0
+        memory, copy = np.full(5000, 6, dtype=np.uint8), np.zeros(5000, dtype=np.uint8)
+        assert target.register_memory(address_of(memory), memory.nbytes) == 0
+        assert source.get_first_buffer_address("second-node") == address_of(memory)
+        assert source.transfer_sync_read("second-node", address_of(copy), address_of(memory), copy.nbytes) == 0
+        assert (copy == memory).all()
+        assert source.send_probe("second-node") == 0
+        assert source.transfer_sync_read("third-node", address_of(copy), address_of(memory), copy.nbytes) == -1
+        del source, target
+        assert MetadataHandler.values == {}, "engines that are gone leave no entries"
+        server.shutdown()
