@@ -172,7 +172,8 @@ class TransferBench {
     const std::string name = one.Name();
     figures_.Record(name + "_gbps", measured.gbps, "GB/s");
     for (const double percentile : Percentiles())
-      figures_.Record(fmt::format("{}_p{:g}_us", name, percentile), Quantile(measured.call_us, percentile / 100), "us");
+      figures_.Record(fmt::format("{}{}_p{:g}_us", name, one.batch > 1 ? "_call" : "", percentile),
+                      Quantile(measured.call_us, percentile / 100), "us");
     if (yardstick) {
       const char* const against = AgainstOf(one.protocol);
       figures_.Record(fmt::format("transfer.{}_{}_gbps", against, one.SizeName()), *yardstick, "GB/s");

@@ -146,7 +146,9 @@ TEST_F(TransferEngineCTest, UnregisteredWhileOpenFailsAsFailed) {
   ASSERT_EQ(unregisterLocalMemory(target_, remote_.data()), 0);
   transfer_request request = Request(OPCODE_WRITE, 0, 8);
   // Refused at once when the descriptor was asked for again, else by the target.
-  if (submitTransfer(source_, batch, &request, 1) == 0) EXPECT_EQ(EndOf(batch, 0), STATUS_FAILED);
+  if (submitTransfer(source_, batch, &request, 1) == 0) {
+    EXPECT_EQ(EndOf(batch, 0), STATUS_FAILED);
+  }
   EXPECT_EQ(remote_[0], 'r');
 }
 

@@ -79,9 +79,9 @@ def test_transfer_options_choose_what_is_measured(tmp_path):
                    "--threads=2", "--batch=3", "--percentiles=50,99.9", f"--json={out}")
     assert result.returncode == 0, result.stderr
     names = [figure["name"] for figure in json.loads(out.read_text())["results"]]
-    assert names == [f"transfer.samehost_write_64k_{what}" for what in ("gbps", "p50_us", "p99.9_us")] + [
-        f"transfer.{what}" for what in ("samehost_write_3m_gbps", "samehost_write_3m_p50_us",
-                                        "samehost_write_3m_p99.9_us", "memmove_3m_gbps",
+    assert names == [f"transfer.samehost_write_64k_{what}" for what in ("gbps", "call_p50_us", "call_p99.9_us")] + [
+        f"transfer.{what}" for what in ("samehost_write_3m_gbps", "samehost_write_3m_call_p50_us",
+                                        "samehost_write_3m_call_p99.9_us", "memmove_3m_gbps",
                                         "samehost_write_3m_vs_memmove")]
 
 
