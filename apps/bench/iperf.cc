@@ -19,7 +19,8 @@ Result<bool> IsInstalled() {
   return MC_TRY(version.ReadAll(Deadline::After(kStartBudget))).starts_with("iperf");
 }
 
-// iperf3 cannot take port 0, so the system is asked for a free one.
+}  // namespace
+
 uint16_t FreePort() {
   const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_in address{};
@@ -31,8 +32,6 @@ uint16_t FreePort() {
   if (fd >= 0) close(fd);
   return found ? ntohs(address.sin_port) : 0;
 }
-
-}  // namespace
 
 Result<std::unique_ptr<Iperf>> Iperf::Start() {
   if (!MC_TRY(IsInstalled())) return nullptr;

@@ -8,6 +8,9 @@
 
 namespace mooncake::bench {
 
+// A port of 127.0.0.1 that was free a moment ago, for programs that cannot take port 0; 0: none.
+uint16_t FreePort();
+
 // A running iperf3 server and the measurements against it. One thread.
 class Iperf {
  public:

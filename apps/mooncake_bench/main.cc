@@ -11,12 +11,19 @@
 
 #include "bench/store_bench.h"
 #include "bench/tier_bench.h"
+#include "bench/transfer_bench.h"
+#include "common/byte_size.h"
 #include "common/log.h"
 #include "daemon/daemon.h"
 
 DEFINE_string(json, "", "write the figures to this file as well");
 DEFINE_int32(runs, 11, "repetitions; the median counts");
-DEFINE_int32(threads, 2, "tier: threads of the figures that use several");
+DEFINE_int32(threads, 2, "tier: threads of the figures that use several; transfer: threads that transfer (default 1)");
+DEFINE_string(size, "", "transfer: bytes of a request, '64KB,1MB'; default: the fixed set");
+DEFINE_string(protocol, "", "transfer: tcp, samehost, rdma; several with commas; default: those of this host");
+DEFINE_string(op, "", "transfer: read, write; default: both");
+DEFINE_int32(batch, 0, "transfer: requests of a call; 0: as many as make 16 MB, one of up to 64 KB");
+DEFINE_string(percentiles, "", "transfer: of the time of a call, '50,99.9'; default: 50,99");
 DEFINE_bool(quick, false, "tiny sizes: shows that everything runs, the figures mean nothing");
 
 namespace {
@@ -35,7 +42,10 @@ constexpr const char* kUsage =
     "  tier       blocks and copies of NPU and DRAM tiers; needs two NPU devices, real or emulated. The emulator then "
     "runs\n"
     "             its time model 'bench' unless ACLEMU_* variables say otherwise, and figures stand beside that model\n"
-    "  transfer, bridge    not built yet\n\n"
+    "  transfer   the transfer engine between two processes: over TCP beside iperf3, within the host beside memmove, "
+    "and\n"
+    "             over RDMA beside ib_write_bw and ib_read_bw when there is a device; takes about two minutes\n"
+    "  bridge     not built yet\n\n"
     "The JSON file: {\"version\":1, \"host\":{...}, \"results\":[{\"name\", \"value\", \"unit\", \"min\", \"max\", "
     "\"n\", "
     "\"against\"}]};\nvalue is the median of n runs, a ratio's pairs are measured in the same run.\n\n"
@@ -84,13 +94,52 @@ int Tier() {
       RunTierBench({.runs = FLAGS_runs, .threads = FLAGS_threads, .quick = FLAGS_quick, .on_step = StepPrinter()}));
 }
 
-// Started by `store` with pipes as stdin and stdout.
-int ServePeer(std::string_view capacity) {
+std::vector<std::string> Words(const std::string& list) {
+  std::vector<std::string> words;
+  for (size_t at = 0; !list.empty() && at <= list.size();) {
+    const size_t comma = std::min(list.find(',', at), list.size());
+    words.push_back(list.substr(at, comma - at));
+    at = comma + 1;
+  }
+  return words;
+}
+
+Result<TransferBenchOptions> TransferOptions() {
+  TransferBenchOptions options{
+      .runs = FLAGS_runs, .quick = FLAGS_quick, .batch = FLAGS_batch, .on_step = StepPrinter()};
+  options.protocols = Words(FLAGS_protocol);
+  options.operations = Words(FLAGS_op);
+  if (!gflags::GetCommandLineFlagInfoOrDie("threads").is_default) options.threads = FLAGS_threads;
+  for (const std::string& word : Words(FLAGS_size)) {
+    const auto bytes = ParseByteSize(word);
+    if (!bytes) return Annotate(bytes.error(), "--size");
+    options.sizes.push_back(*bytes);
+  }
+  for (const std::string& word : Words(FLAGS_percentiles)) {
+    double value = 0;
+    const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), value);
+    if (error != std::errc() || end != word.data() + word.size())
+      return Error(ErrorCode::INVALID_PARAMS, "--percentiles '{}' is no number", word);
+    options.percentiles.push_back(value);
+  }
+  MC_TRY(CheckTransferBench(options));
+  return options;
+}
+
+int Transfer() {
+  const auto options = TransferOptions();
+  if (!options) return WrongUsage(options.error().message());
+  return Report(RunTransferBench(*options));
+}
+
+// Started by `transfer` and `store` with pipes as stdin and stdout.
+template <typename Serve>
+int ServeBytes(std::string_view capacity, const Serve& serve) {
   uint64_t bytes = 0;
   const auto [end, error] = std::from_chars(capacity.data(), capacity.data() + capacity.size(), bytes);
   if (error != std::errc() || end != capacity.data() + capacity.size() || bytes == 0)
     return WrongUsage(fmt::format("'{}' is no capacity", capacity));
-  const auto served = ServeAsPeer(bytes);
+  const Result<void> served = serve(bytes);
   return served ? 0 : daemon::Fail(kProgram, served.error());
 }
 
@@ -99,7 +148,11 @@ int ServePeer(std::string_view capacity) {
 int main(int argc, char** argv) {
   log::SetLevel(log::Level::kWarn);
   const std::string command = argc > 1 && argv[1][0] != '-' ? argv[1] : "";
-  if (command == "serve-as-peer" && argc == 3) return ServePeer(argv[2]);
+  if (command == "serve-as-peer" && argc == 3) return ServeBytes(argv[2], ServeAsPeer);
+  if (command == "serve-as-target" && argc == 4) {
+    const bool rdma = argv[3] == std::string_view("rdma");
+    return ServeBytes(argv[2], [&](uint64_t bytes) { return ServeAsTarget(bytes, rdma); });
+  }
   if (!command.empty()) {
     --argc;
     argv[1] = argv[0];
@@ -109,7 +162,8 @@ int main(int argc, char** argv) {
   if (FLAGS_runs < 1) return WrongUsage(fmt::format("--runs {}: write a number above 0", FLAGS_runs));
   if (command == "store") return Store();
   if (command == "tier") return Tier();
-  if (command == "transfer" || command == "bridge") {
+  if (command == "transfer") return Transfer();
+  if (command == "bridge") {
     fmt::print(stderr, "{}: '{}' is not built yet\n", kProgram, command);
     return 2;
   }

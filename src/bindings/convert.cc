@@ -53,6 +53,11 @@ std::string_view KeyOf(py::handle object) {
   return {PyBytes_AS_STRING(object.ptr()), static_cast<size_t>(PyBytes_GET_SIZE(object.ptr()))};
 }
 
+std::string TextOf(py::handle object, const char* name) {
+  if (!PyUnicode_Check(object.ptr())) RaiseWrongType(name, "a str", object);
+  return std::string(KeyOf(object));
+}
+
 uint64_t UnsignedOf(py::handle object, const char* name) {
   const char* wanted = "an int from 0 to 2**64 - 1";
   py::object number;

@@ -21,6 +21,8 @@ namespace py = pybind11;
 
 // The bytes of a str (UTF-8) or bytes object, without a copy: valid as long as the object.
 std::string_view KeyOf(py::handle object);
+// A copy of the text of a str.
+std::string TextOf(py::handle object, const char* name);
 // An int (or what has __index__) from 0 to 2^64 - 1.
 uint64_t UnsignedOf(py::handle object, const char* name);
 

@@ -15,18 +15,29 @@ namespace mooncake::python {
 class GilRelease {
  public:
   GilRelease() : state_(PyEval_SaveThread()) {}
-  ~GilRelease() {
+  ~GilRelease() { Retake(); }
+  GilRelease(const GilRelease&) = delete;
+  GilRelease& operator=(const GilRelease&) = delete;
+
+  // True when a signal handler of Python has raised: the exception is set and is the caller's to throw, with the GIL.
+  // Has an effect on the main thread only.
+  bool SignalRaised() {
+    Retake();
+    const bool raised = PyErr_CheckSignals() != 0;
+    state_ = PyEval_SaveThread();
+    return raised;
+  }
+
+ private:
+  void Retake() {
     try {
       PyEval_RestoreThread(state_);
     } catch (abi::__forced_unwind&) {
       for (;;) pause();
     }
   }
-  GilRelease(const GilRelease&) = delete;
-  GilRelease& operator=(const GilRelease&) = delete;
 
- private:
-  PyThreadState* const state_;
+  PyThreadState* state_;
 };
 
 }  // namespace mooncake::python

@@ -1,8 +1,6 @@
 // Life cycle of a store, and its data calls.
 #include "bindings/store.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <cstring>
 #include <unordered_set>
@@ -10,6 +8,7 @@
 
 #include "bindings/convert.h"
 #include "bindings/failure_log.h"
+#include "bindings/process_generation.h"
 #include "bindings/replicate_config.h"
 #include "bindings/setup_options.h"
 #include "common/log.h"
@@ -18,14 +17,6 @@ namespace mooncake::python {
 namespace {
 
 constexpr int64_t kInvalid = ToInt(ErrorCode::INVALID_PARAMS);
-
-// Counts forks on the way down: a child has none of its parent's threads, so it must not use or end their clients.
-uint64_t ProcessGeneration() {
-  static std::atomic<uint64_t> generation{0};
-  static const int registered = pthread_atfork(nullptr, nullptr, [] { generation.fetch_add(1); });
-  (void)registered;
-  return generation.load();
-}
 
 // All stores of the process, under the GIL. Never destroyed, as stores may outlive static objects.
 std::unordered_set<Store*>& LiveStores() {

@@ -62,6 +62,21 @@ std::span<const Variable* const> All() {
                                              &kPkeyIndex,
                                              &kRdmaRetries,
                                              &kSliceTimeout};
+                                             &kForceTcp,
+                                             &kStrictProtocol,
+                                             &kTransferTimeout,
+                                             &kCustomTopology,
+                                             &kTcpBindAddress,
+                                             &kDeviceFilter,
+                                             &kLegacyRpcPortBinding,
+                                             &kMinRpcPort,
+                                             &kMaxRpcPort,
+                                             &kShmAnyUser,
+                                             &kTcpDataPort,
+                                             &kTcpLanesPerPeer,
+                                             &kTcpMaxConnections,
+                                             &kTcpCongestion,
+                                             &kTcpInterface};
   return kAll;
 }
 

@@ -1,7 +1,9 @@
 """mooncake_bench: every figure is there and the file has its fixed shape. Values are not looked at: they are the machine's."""
 import json
 import os
+import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 from conftest import BUILD
@@ -18,6 +20,9 @@ TIER_NAMES = [f"tier.{what}" for what in (
     "hbm_efficiency_slab", "hbm_efficiency_direct", "alloc_slab_vs_direct", "copy_duplex_vs_model", "npu_to_npu_vs_model",
     "dram_alloc_mops", "copy_h2d_gbps", "copy_d2h_gbps", "copy_d2d_gbps", "copy_h2d_vs_memmove",
     "copy_batch_4k_vs_single")]
+TRANSFER_NAMES = [f"transfer.{what}" for what in (
+    "tcp_4k_p50_us", "samehost_1m_vs_memmove", "tcp_read_4k_p50_us", "tcp_write_4k_p99_us", "tcp_read_1m_gbps",
+    "tcp_write_16m_gbps", "samehost_read_1m_gbps", "samehost_write_1m_vs_memmove", "memmove_1m_gbps")]
 
 
 def bench(*arguments, environment=None):
@@ -25,7 +30,7 @@ def bench(*arguments, environment=None):
                           timeout=200, env={**os.environ, **(environment or {})})
 
 
-@pytest.mark.parametrize("command, names", [("store", STORE_NAMES), ("tier", TIER_NAMES)])
+@pytest.mark.parametrize("command, names", [("store", STORE_NAMES), ("tier", TIER_NAMES), ("transfer", TRANSFER_NAMES)])
 def test_every_figure_is_written(command, names, tmp_path):
     out = tmp_path / "figures.json"
     result = bench(command, "--quick", "--runs=2", f"--json={out}")
@@ -55,16 +60,51 @@ def test_tier_needs_two_devices():
     assert "needs two NPU devices, this process sees 1" in result.stderr
 
 
-@pytest.mark.parametrize("command", ["transfer", "bridge"])
-def test_what_is_not_built_says_so(command):
-    result = bench(command)
+@pytest.mark.skipif(shutil.which("iperf3") is None, reason="iperf3 is not installed")
+def test_transfer_is_measured_beside_iperf3(tmp_path):
+    out = tmp_path / "figures.json"
+    result = bench("transfer", "--quick", "--runs=1", "--protocol=tcp", "--size=1MB,16MB", f"--json={out}")
+    assert result.returncode == 0, result.stderr
+    report = json.loads(out.read_text())
+    figures = {figure["name"]: figure for figure in report["results"]}
+    for name in [f"transfer.tcp_{op}_{size}_vs_iperf3" for op in ("read", "write") for size in ("1m", "16m")]:
+        assert figures[name]["against"] == "iperf3" and figures[name]["unit"] == "ratio"
+    assert report["host"]["tcp_congestion"] in ("cubic", "reno")
+    assert report["host"]["iperf3"] == "used"
+
+
+def test_transfer_options_choose_what_is_measured(tmp_path):
+    out = tmp_path / "figures.json"
+    result = bench("transfer", "--quick", "--runs=1", "--protocol=samehost", "--op=write", "--size=64KB,3MB",
+                   "--threads=2", "--batch=3", "--percentiles=50,99.9", f"--json={out}")
+    assert result.returncode == 0, result.stderr
+    names = [figure["name"] for figure in json.loads(out.read_text())["results"]]
+    assert names == [f"transfer.samehost_write_64k_{what}" for what in ("gbps", "call_p50_us", "call_p99.9_us")] + [
+        f"transfer.{what}" for what in ("samehost_write_3m_gbps", "samehost_write_3m_call_p50_us",
+                                        "samehost_write_3m_call_p99.9_us", "memmove_3m_gbps",
+                                        "samehost_write_3m_vs_memmove")]
+
+
+def test_rdma_without_a_device_is_an_error():
+    if any(Path("/sys/class/infiniband").glob("*")):
+        pytest.skip("this host has an RDMA device")
+    result = bench("transfer", "--quick", "--runs=1", "--protocol=rdma")
+    assert result.returncode == 1
+    assert "rdma" in result.stderr
+
+
+def test_what_is_not_built_says_so():
+    result = bench("bridge")
     assert result.returncode == 2
-    assert f"'{command}' is not built yet" in result.stderr
+    assert "'bridge' is not built yet" in result.stderr
 
 
 @pytest.mark.parametrize("arguments, words", [
     ([], "no subcommand"), (["nope"], "unknown subcommand 'nope'"), (["store", "--runs=0"], "--runs 0"),
     (["tier", "--threads=0"], "--threads 0"), (["tier", "--runs=x"], "illegal value 'x'"),
+    (["transfer", "--protocol=pigeon"], "--protocol 'pigeon'"), (["transfer", "--op=swap"], "--op 'swap'"),
+    (["transfer", "--size=0"], "--size 0"), (["transfer", "--size=big"], "--size"), (["transfer", "--batch=-1"], "--batch -1"),
+    (["transfer", "--threads=65"], "--threads 65"), (["transfer", "--percentiles=101"], "--percentiles 101"),
     (["tier", "--no-such-flag"], "no-such-flag"), (["tier", "extra"], "unexpected argument 'extra'"),
 ])
 def test_wrong_usage_exits_2(arguments, words):
