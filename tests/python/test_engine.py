@@ -272,8 +272,7 @@ def test_before_initialize_everything_fails():
 @pytest.mark.parametrize("protocol", ["tcp", "rdma", "ascend", "efa", ""])
 @pytest.mark.parametrize("forced", [True, False])
 def test_protocols_without_hardware_go_over_tcp(protocol, forced, monkeypatch):
-    if forced:
-        monkeypatch.setenv("MC_FORCE_TCP", "1")
+    monkeypatch.setenv("MC_FORCE_TCP", str(int(forced)))
     source, target = open_engine(protocol=protocol), open_engine()
     memory, copy = np.full(1000, 5, dtype=np.uint8), np.zeros(1000, dtype=np.uint8)
     assert target.register_memory(address_of(memory), 1000) == 0
@@ -281,7 +280,8 @@ def test_protocols_without_hardware_go_over_tcp(protocol, forced, monkeypatch):
     assert (copy == memory).all()
 
 
-def test_failed_initialize_says_why_and_can_be_repeated(capfd):
+def test_failed_initialize_says_why_and_can_be_repeated(capfd, monkeypatch):
+    monkeypatch.delenv("MC_FORCE_TCP", raising=False)
     engine = TransferEngine()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -306,8 +306,10 @@ def test_a_fixed_port_is_kept():
 
 
 def test_reasons_of_failures_are_logged(engine, capfd):
-    assert engine.transfer_sync_read("127.0.0.1:1", 4096, 4096, 1) == -1
-    line = capfd.readouterr().err
+    line = ""
+    while not line:  # at most one line a second
+        assert engine.transfer_sync_read("127.0.0.1:1", 4096, 4096, 1) == -1
+        line = capfd.readouterr().err
     assert "transfer_sync_read" in line and "127.0.0.1:1" in line
 
 
@@ -360,7 +362,7 @@ def test_names_that_programs_test_for():
     assert TransferEngine.TransferOpcode is TransferOpcode
     assert int(TransferOpcode.Read) == 0 and int(TransferOpcode.Write) == 1
     public = [name for name in dir(TransferEngine) if not name.startswith("_") and name != "TransferOpcode"]
-    assert len(public) == 30
+    assert len(public) == 29
     for name in public:
         document = getattr(TransferEngine, name).__doc__
         assert document.startswith(f"{name}("), name
