@@ -7,13 +7,16 @@ usage() {
 Usage: ./run_tests.sh [--ci] [--full] [--mutations]
 
 Without options: installs missing packages (scripts/install_deps.sh), builds the presets release and asan, runs ctest in
-both (address and undefined-behaviour sanitizers with leak detection in asan) and pytest against build/release/python.
-Meant to stay under 35 minutes on 2 cores (--ci: 75).
+both (address and undefined-behaviour sanitizers with leak detection in asan), pytest against build/release/python, and
+the RDMA suites in a virtual machine with Soft-RoCE devices (tests/rdma_vm), which is left out, with the reason, where
+QEMU or the machine's kernel cannot be had. Meant to stay under 35 minutes on 2 cores (--ci: 75).
 
 Options, which combine:
   --ci         also: clang-format and clang-tidy, the threaded suites under the thread sanitizer, the build with every
-               USE_ASCEND_* option OFF and its tests. A skipped or disabled test is a failure here.
-  --full       also: both commands of the README in a freshly made minimal Debian 12 (scripts/fresh_check.sh; needs root)
+               USE_ASCEND_* option OFF and its tests, the RDMA suites with the address sanitizer. A skipped or disabled
+               test is a failure here, and so is a virtual machine that cannot be had.
+  --full       also: both commands of the README in a freshly made minimal Debian 12 (scripts/fresh_check.sh; needs root),
+               the self-check of tests/rdma_vm, and 10 minutes of transfers among processes that are killed and started
   --mutations  break the code in one line at a time and show that a test notices (tests/mutations).
                Alone it runs only this; with other options it is added to them.
   --help       this text
@@ -25,7 +28,8 @@ HELP
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly repo logs="$repo/build/logs" python=/usr/bin/python3
-readonly threaded_suites='^(rpc_test|device_test|device_acl_test|tiered_cache_test|client_test|master_test|transfer_engine_test|acl_emulator_test|acl_emulator_modes_test|acl_shared_test)$'
+readonly threaded_suites='^(rpc_test|device_test|device_acl_test|tiered_cache_test|client_test|master_test|transfer_engine_test|transfer_contract_test|acl_emulator_test|acl_emulator_modes_test|acl_shared_test)$'
+readonly guest_suites=(transfer_contract_test)  # programs that run in the virtual machine
 jobs=$(nproc)
 skip_rule=()   # --no-skips with --ci
 stages=()      # table rows
@@ -95,8 +99,45 @@ build_and_test() {
   fi
 }
 
+# The packages and the kernel of the virtual machine; what is missing is the last line.
+prepare_guest() {
+  scripts/install_deps.sh rdma && tests/rdma_vm/run_in_guest.sh --prepare
+}
+
+# run_guest PRESET: the RDMA suites of that build in the virtual machine.
+run_guest() {
+  local preset=$1 reports="$logs/rdma_guest_$1" suite result=0
+  rm -f -- "$reports"_*.xml
+  tests/rdma_vm/run_in_guest.sh --devices 4 --timeout 600 --writable "$logs" \
+    --env ASAN_OPTIONS="$ASAN_OPTIONS" --env UBSAN_OPTIONS="$UBSAN_OPTIONS" \
+    -- tests/rdma_vm/run_suites.sh "$repo/build/$preset" "$reports" "${guest_suites[@]}" || result=1
+  for suite in "${guest_suites[@]}"; do
+    "$python" scripts/check_junit.py "${skip_rule[@]}" "${reports}_$suite.xml" || result=1
+  done
+  return "$result"
+}
+
+# test_in_guest PRESET...
+test_in_guest() {
+  local ci=$1 preset
+  shift
+  if ! $ci && ! prepare_guest >"$logs/rdma_kernel.log" 2>&1; then
+    echo "== rdma guest: skipped: $(tail -n 1 "$logs/rdma_kernel.log")"
+    stages+=("$(printf '%-20s %-7s' "rdma guest" skipped)")
+    return
+  fi
+  # With --ci the reason is that of a failed stage.
+  if $ci && ! stage "rdma kernel" quiet prepare_guest; then
+    not_run "rdma guest"
+    return
+  fi
+  for preset in "$@"; do
+    stage "rdma guest $preset" live run_guest "$preset" || true
+  done
+}
+
 run_suites() {
-  local ci=$1
+  local ci=$1 presets=(release)
   if $ci; then
     if stage "configure release" quiet cmake --preset release; then
       stage lint live lint || true
@@ -110,6 +151,21 @@ run_suites() {
   build_and_test release
   # Without the package pytest fails by itself, which is the right answer to a failed build too.
   stage pytest live run_pytest || true
+  if $ci; then presets+=(asan); fi
+  test_in_guest "$ci" "${presets[@]}"
+}
+
+# A log of continuous integration shows only the end: what failed has to stand there by name.
+print_failed_tests() {
+  local name report test
+  for name in "${failed[@]}"; do
+    for report in "$logs/${name// /_}"*.xml; do
+      [[ -f $report ]] || continue
+      while IFS= read -r test; do
+        printf '  [%s] %s\n' "$name" "$test"
+      done < <("$python" scripts/check_junit.py --list-failed "$report")
+    done
+  done
 }
 
 # The runners' own words: from the log of the release tests and of pytest.
@@ -151,6 +207,7 @@ main() {
   export ASAN_OPTIONS=detect_leaks=1 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
   export TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1 PYTHONDONTWRITEBYTECODE=1
   stage packages live scripts/install_deps.sh "${groups[@]}" || { echo "run_tests: FAILED: packages"; exit 1; }
+  scripts/fetch_test_servers.sh || echo "run_tests: tests that need real metadata servers are skipped"
   if command -v ccache >/dev/null; then
     export CMAKE_C_COMPILER_LAUNCHER=ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache CCACHE_BASEDIR=$repo CCACHE_NOHASHDIR=1
   fi
@@ -158,6 +215,10 @@ main() {
   if $mutations; then stage mutations live "$python" tests/mutations/mutations.py || true; fi
   if $full; then stage "fresh check" live scripts/fresh_check.sh || true; fi
   if $suites; then run_suites "$ci"; fi
+  if $full; then
+    stage "rdma vm check" live tests/rdma_vm/self_check.sh || true
+    stage "transfer soak" live build/release/tests/transfer_soak --seconds 600 || true
+  fi
 
   printf '\n== stages (logs in build/logs)\n'
   printf '%s\n' "${stages[@]}"
@@ -166,6 +227,7 @@ main() {
     printf 'run_tests: FAILED:'
     printf ' [%s]' "${failed[@]}"
     printf '\n'
+    print_failed_tests
   fi
   echo
   print_summaries

@@ -52,8 +52,10 @@ function(mc_test name)
     add_dependencies(${name} ascendcl acl_rt)  # so that one test program, built alone, finds them
   endif()
   gtest_discover_tests(${name} ${filter} DISCOVERY_MODE PRE_TEST
+    # Two properties: of a list in one of them only the first element would arrive.
     PROPERTIES TIMEOUT 240 LABELS ${name}
-               ENVIRONMENT "LD_LIBRARY_PATH=${CMAKE_BINARY_DIR}/emulator/lib64;MC_BUILD_DIR=${CMAKE_BINARY_DIR}")
+               ENVIRONMENT "MC_BUILD_DIR=${CMAKE_BINARY_DIR}"
+               ENVIRONMENT_MODIFICATION "LD_LIBRARY_PATH=set:${CMAKE_BINARY_DIR}/emulator/lib64")
 endfunction()
 
 # mc_emulated_run(TEST NAME [PROFILE X] [FILTER gtest-filter] [ENV A=b ...]): runs a test program once more as the ctest case

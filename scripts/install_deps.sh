@@ -13,6 +13,7 @@ Groups (default: build test):
   test     gtest, pytest and the tools the tests call
   lint     clang-format, clang-tidy and clang's sanitizer runtime
   chroot   debootstrap, for scripts/fresh_check.sh
+  rdma     QEMU and what goes into its guest, for tests/rdma_vm
 
 Options:
   --list   print the packages of the groups, one a line, and install nothing
@@ -24,7 +25,7 @@ HELP
 build_packages=(
   g++ cmake ninja-build pkg-config git ca-certificates
   libasio-dev libmsgpack-cxx-dev nlohmann-json3-dev libspdlog-dev libfmt-dev libgflags-dev libxxhash-dev
-  prometheus-cpp-dev libcpp-httplib-dev
+  prometheus-cpp-dev libcpp-httplib-dev libhiredis-dev
   pybind11-dev python3 python3-dev
 )
 # shellcheck disable=SC2034
@@ -33,6 +34,10 @@ test_packages=(libgtest-dev libgmock-dev python3-pytest python3-pytest-timeout p
 lint_packages=(clang-19 clang-tidy-19 clang-format-19 libclang-rt-19-dev)
 # shellcheck disable=SC2034
 chroot_packages=(debootstrap)
+# shellcheck disable=SC2034
+rdma_packages=(
+  qemu-system-x86 busybox-static cpio kmod xz-utils iproute2 ibverbs-providers ibverbs-utils perftest
+)
 
 die() {
   echo "install_deps: $*" >&2
@@ -64,7 +69,7 @@ main() {
     case $argument in
       -h | --help) usage; exit 0 ;;
       --list) list_only=true ;;
-      build | test | lint | chroot) groups+=("$argument") ;;
+      build | test | lint | chroot | rdma) groups+=("$argument") ;;
       *) usage >&2; die "unknown argument '$argument'" ;;
     esac
   done

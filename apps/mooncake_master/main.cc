@@ -9,6 +9,7 @@
 #include "common/log.h"
 #include "daemon/daemon.h"
 #include "master/master_service.h"
+#include "transfer_engine/metadata/http_metadata_server.h"
 
 DEFINE_string(deployment_mode, "Centralization", "P2P; Centralization is accepted and means P2P as well");
 DEFINE_int32(rpc_port, 0, "port for clients; 0: the value of --port");
@@ -23,6 +24,10 @@ DEFINE_int64(client_ttl, 10, "seconds of silence after which a client is not off
 DEFINE_int64(client_crashed_ttl, 30,
              "seconds of silence after which a client and its keys are forgotten; default 3 x --client_ttl");
 DEFINE_int32(max_client_per_key, 1, "owners of one key; 0: no limit");
+DEFINE_bool(enable_http_metadata_server, false,
+            "also serve metadata of transfer engines: http://host:port/metadata is their metadata server");
+DEFINE_int32(http_metadata_server_port, 8080, "its port");
+DEFINE_string(http_metadata_server_host, "0.0.0.0", "its address to listen on");
 // Accepted for command lines written for a centralised master; see kWithoutMeaning.
 DEFINE_int32(rpc_conn_timeout_seconds, 0, "accepted, without meaning here");
 DEFINE_bool(rpc_enable_tcp_no_delay, true, "accepted, always on");
@@ -115,19 +120,36 @@ mooncake::Result<std::unique_ptr<mooncake::HttpServer>> ServeHttp(mooncake::Mast
   return HttpServer::Open(std::move(http));
 }
 
+// Null unless it is wanted.
+mooncake::Result<std::unique_ptr<mooncake::HttpMetadataServer>> ServeMetadata() {
+  using namespace mooncake;
+  if (!FLAGS_enable_http_metadata_server) return nullptr;
+  const uint16_t port = MC_TRY(Port(FLAGS_http_metadata_server_port, "http_metadata_server_port"));
+  if (FLAGS_http_metadata_server_host.empty()) {
+    return Error(ErrorCode::INVALID_PARAMS,
+                 "--http_metadata_server_host '': write an address of this host, or 0.0.0.0 for all");
+  }
+  return HttpMetadataServer::Open({.listen = {FLAGS_http_metadata_server_host, port}});
+}
+
 mooncake::Result<void> Run() {
   using namespace mooncake;
   const MasterOptions options = MC_TRY(OptionsFromFlags());
   const auto master = MC_TRY(MasterService::Open(options));
   const auto http = MC_TRY(ServeHttp(*master));
+  const auto metadata = MC_TRY(ServeMetadata());
   const std::string idle = daemon::GivenOf(
       {"rpc_conn_timeout_seconds", "rpc_enable_tcp_no_delay", "enable_metric_reporting", "default_kv_lease_ttl",
        "default_kv_soft_pin_ttl", "allow_evict_soft_pinned_objects", "eviction_ratio", "eviction_high_watermark_ratio",
        "memory_allocator", "root_fs_dir", "enable_offload", "cluster_id"});
   if (!idle.empty()) log::Info("accepted, but without meaning in P2P deployment: {}", idle);
-  daemon::PrintReady(fmt::format("mooncake_master ready: rpc {}, http {}, client_ttl {} s, mode P2P",
+  const std::string metadata_at =
+      metadata == nullptr ? ""
+                          : fmt::format(", metadata http://{}/metadata",
+                                        Endpoint{FLAGS_http_metadata_server_host, metadata->port()}.ToString());
+  daemon::PrintReady(fmt::format("mooncake_master ready: rpc {}, http {}, client_ttl {} s, mode P2P{}",
                                  Endpoint{FLAGS_rpc_address, master->port()}.ToString(),
-                                 Endpoint{FLAGS_rpc_address, http->port()}.ToString(), FLAGS_client_ttl));
+                                 Endpoint{FLAGS_rpc_address, http->port()}.ToString(), FLAGS_client_ttl, metadata_at));
   log::Info("{}: leaving", daemon::WaitForSignal());
   return {};
 }

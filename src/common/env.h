@@ -53,6 +53,32 @@ inline constexpr Variable kTcpCongestion{
     "congestion control of data connections (default: the system's; on the same host cubic or reno)"};
 inline constexpr Variable kTcpInterface{"MC_TCP_INTERFACE",
                                         "network device that data connections are bound to (default: any)"};
+inline constexpr Variable kMetadataClusterId{
+    "MC_METADATA_CLUSTER_ID", "keys on a metadata server begin with mooncake/<this>/ (default: mooncake/)"};
+inline constexpr Variable kRedisUsername{"MC_REDIS_USERNAME", "user at a redis:// metadata server (default: its own)"};
+inline constexpr Variable kRedisPassword{"MC_REDIS_PASSWORD", "password there (default: no AUTH)"};
+inline constexpr Variable kRedisDatabase{"MC_REDIS_DB_INDEX", "database there, 0 (default) to 255"};
+
+inline constexpr Variable kIbPort{"MC_IB_PORT", "port of the RDMA devices (default 1)"};
+inline constexpr Variable kGidIndex{
+    "MC_GID_INDEX", "entry of the RDMA devices' GID table (default: RoCEv2 with an IPv4 address first)"};
+inline constexpr Variable kIbGidIndex{"MC_IB_GID_INDEX", "same; MC_GID_INDEX wins when both are set"};
+inline constexpr Variable kNcclGidIndex{"NCCL_IB_GID_INDEX", "same, when neither of the two is set"};
+inline constexpr Variable kRdmaMtu{"MC_MTU", "256 | 512 | 1024 | 2048 | 4096: largest path MTU of RDMA (default 4096)"};
+inline constexpr Variable kRdmaQueues{"MC_NUM_QP_PER_EP", "RDMA queue pairs per peer and rail (default 2)"};
+inline constexpr Variable kRdmaQueueDepth{"MC_MAX_WR",
+                                          "work requests that one RDMA queue pair has at once (default 128)"};
+inline constexpr Variable kRdmaSliceSize{"MC_SLICE_SIZE", "bytes of one RDMA work request (default 262144)"};
+inline constexpr Variable kRdmaMaxMrSize{"MC_MAX_MR_SIZE",
+                                         "largest piece of memory that is registered with an RDMA device as one"};
+inline constexpr Variable kRdmaRelaxedOrdering{"MC_IB_PCI_RELAXED_ORDERING",
+                                               "0: RDMA devices must not reorder PCI writes (default 1: may)"};
+inline constexpr Variable kIbTrafficClass{"MC_IB_TC", "traffic class of RDMA packets, 0 to 255 (default 0)"};
+inline constexpr Variable kIbServiceLevel{"MC_IB_SL", "service level of RDMA packets, 0 to 15 (default 0)"};
+inline constexpr Variable kPkeyIndex{"MC_PKEY_INDEX", "entry of the RDMA devices' partition key table (default 0)"};
+inline constexpr Variable kRdmaRetries{"MC_RETRY_CNT", "failed work requests an RDMA transfer survives (default 9)"};
+inline constexpr Variable kSliceTimeout{
+    "MC_SLICE_TIMEOUT", "seconds without any completion after which an RDMA queue pair is given up (default 15)"};
 
 // Value of a variable, nullopt when unset. Call at start-up only: the environment is not guarded against setenv.
 std::optional<std::string> Get(const Variable& variable);

@@ -26,18 +26,53 @@ void ReuseAddressOnly(socket_t socket) {
   setsockopt(socket, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof(yes));
 }
 
-void Route(httplib::Server& server, const std::string& path, HttpHandler handler) {
-  // Paths are literal; the library takes patterns.
+// Paths are literal; the library takes patterns.
+std::string PatternOf(const std::string& path) {
   std::string pattern;
   for (const char c : path) {
     if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '/' && c != '_' && c != '-') pattern += '\\';
     pattern += c;
   }
-  server.Get(pattern, [handler = std::move(handler)](const httplib::Request& request, httplib::Response& response) {
-    const HttpReply reply = handler({request.path, {request.params.begin(), request.params.end()}, request.body});
-    response.status = reply.code;
-    response.set_content(reply.body, reply.content_type);
-  });
+  return pattern;
+}
+
+void Answer(const HttpHandler& handler, const httplib::Request& request, std::string body,
+            httplib::Response& response) {
+  const HttpReply reply = handler({request.path, {request.params.begin(), request.params.end()}, std::move(body)});
+  response.status = reply.code;
+  response.set_content(reply.body, reply.content_type);
+}
+
+void AddRoutes(httplib::Server& server, HttpServer::Options& options) {
+  for (auto& [path, handler] : options.get) {
+    server.Get(PatternOf(path), [handler](const httplib::Request& request, httplib::Response& response) {
+      Answer(handler, request, {}, response);
+    });
+  }
+  // Bodies are counted as they come: the library's own limit knows announced lengths only, and it takes bodies that
+  // claim to be forms, as curl's do, for parameters.
+  for (auto& [path, handler] : options.put) {
+    server.Put(PatternOf(path),
+               [handler, limit = options.max_body_bytes](const httplib::Request& request, httplib::Response& response,
+                                                         const httplib::ContentReader& read) {
+                 std::string body;
+                 bool fits = true;
+                 const bool complete = read([&](const char* data, size_t size) {
+                   fits = size <= limit - body.size();
+                   if (fits) body.append(data, size);
+                   return fits;
+                 });
+                 if (complete) return Answer(handler, request, std::move(body), response);
+                 fits = fits && response.status != 413;  // the library's answer to an announced length
+                 response.status = fits ? 400 : 413;
+                 response.set_content(fits ? "incomplete body\n" : "body too long\n", "text/plain");
+               });
+  }
+  for (auto& [path, handler] : options.del) {
+    server.Delete(PatternOf(path),
+                  [handler](const httplib::Request& request, httplib::Response& response,
+                            const httplib::ContentReader&) { Answer(handler, request, {}, response); });
+  }
 }
 
 }  // namespace
@@ -46,7 +81,6 @@ Result<std::unique_ptr<HttpServer>> HttpServer::Open(Options options) {
   constexpr uint32_t kFurtherPorts = 100;
   constexpr size_t kThreads = 8;
   constexpr int kBacklog = 128;
-  constexpr size_t kMaxBody = 64 << 10;
   auto impl = std::make_unique<Impl>();
   // A connection holds a thread until its request is there. Silent ones must not keep a health check waiting: several
   // threads, one second for the next bytes of a request, one request a connection.
@@ -54,13 +88,13 @@ Result<std::unique_ptr<HttpServer>> HttpServer::Open(Options options) {
   impl->server.set_read_timeout(1);
   impl->server.set_write_timeout(2);
   impl->server.set_keep_alive_max_count(1);
-  impl->server.set_payload_max_length(kMaxBody);
+  impl->server.set_payload_max_length(options.max_body_bytes);
   impl->server.set_socket_options([raw = impl.get()](socket_t socket) {
     ReuseAddressOnly(socket);
     raw->listening = socket;
   });
   impl->server.set_keep_alive_timeout(1);
-  for (auto& [path, handler] : options.get) Route(impl->server, path, std::move(handler));
+  AddRoutes(impl->server, options);
 
   const Endpoint& address = options.listen;
   uint32_t port = address.port;

@@ -1,4 +1,4 @@
-// A small HTTP server for health, metrics and reports. A door to cpp-httplib, whose header stays in one file.
+// A small HTTP server for health, metrics, reports and metadata. A door to cpp-httplib, whose header stays in one file.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct HttpReply {
 };
 using HttpHandler = std::function<HttpReply(const HttpRequest&)>;
 
-// Handlers run on the server's two threads, one request each at a time; they may block for as long as a caller will
+// Handlers run on the server's few threads, one request each at a time; they may block for as long as a caller will
 // wait.
 class HttpServer {
  public:
@@ -33,6 +33,9 @@ class HttpServer {
     // The port is only a default: when it is taken, use the next free one (at most 100 further on).
     bool move_on_if_taken = false;
     std::map<std::string, HttpHandler> get;  // exact paths
+    std::map<std::string, HttpHandler> put;
+    std::map<std::string, HttpHandler> del;  // DELETE; bodies are not read
+    size_t max_body_bytes = 64 << 10;        // of a PUT; a longer one is answered with 413
   };
 
   // INVALID_PARAMS naming the address when it cannot be bound.

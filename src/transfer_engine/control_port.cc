@@ -97,15 +97,14 @@ Result<ControlAddress> ChooseControlAddress(const TransferEngineOptions& options
   if (p2p && !parsed) return std::unexpected(parsed.error());
   Result<ControlAddress> address = parsed ? AddressOfHost(parsed->host) : std::unexpected(parsed.error());
   if (!address && p2p) return address;
-  // With a metadata server the name may be any: then the host goes by its first address.
+  // With a metadata server the name may be any.
+  const bool is_host = address.has_value() && !IsAny(parsed->host);
   if (!address) address = AddressOfHost("0.0.0.0");
   if (!p2p) address->name = text;
   if (!options.bind_address.empty()) {
-    const Resolved bind = MC_TRY(Resolve(options.bind_address));
-    address->bind = bind.numeric;
-    // A name that only stood for "any address of this host" must not hide the one that is bound.
-    const bool vague = !parsed || IsAny(parsed->host);
-    if (vague && !IsAny(bind.numeric)) address->advertised.host = bind.numeric;
+    address->bind = MC_TRY(Resolve(options.bind_address)).numeric;
+    // A stand-in for "any address of this host" must not hide the one that is bound.
+    if (!is_host && !IsAny(address->bind)) address->advertised.host = address->bind;
   }
   address->advertised.port = parsed && parsed->port != 0 ? parsed->port : options.control_port;
   return address;

@@ -53,28 +53,32 @@ class FakeMetadata final : public MetadataStore {
   const std::shared_ptr<Shared> shared_;
 };
 
-// An engine and its fake transport, which belongs to the engine.
+// An engine and its fake transports, which belong to the engine.
 struct FakeEngine {
   std::unique_ptr<internal::EngineCore> core;
-  FakeTransport* wire = nullptr;
+  std::vector<FakeTransport*> wires;
 
+  FakeTransport& wire() const { return *wires.front(); }
   internal::EngineCore* operator->() const { return core.get(); }
 };
 
 struct FakeEngineSetup {
-  TransferEngineOptions options;
-  std::shared_ptr<FakeMetadata::Shared> metadata;
+  TransferEngineOptions options{};
+  std::shared_ptr<FakeMetadata::Shared> metadata{};
   std::function<std::shared_ptr<NpuRuntime>()> npu = [] { return std::shared_ptr<NpuRuntime>(); };
+  std::vector<FakeTransport::Options> wires = {{}};
 };
 
 inline Result<FakeEngine> TryOpenFake(FakeNetwork& network, FakeEngineSetup setup = {}) {
   FakeEngine engine;
   internal::EngineParts parts;
   parts.open_transports = [&](const TransportContext& context) -> Result<std::vector<std::unique_ptr<Transport>>> {
-    auto wire = std::make_unique<FakeTransport>(network, context.regions, context.generation);
-    engine.wire = wire.get();
     std::vector<std::unique_ptr<Transport>> transports;
-    transports.push_back(std::move(wire));
+    for (const FakeTransport::Options& options : setup.wires) {
+      auto wire = std::make_unique<FakeTransport>(network, context.regions, context.generation, options);
+      engine.wires.push_back(wire.get());
+      transports.push_back(std::move(wire));
+    }
     return transports;
   };
   parts.open_metadata = [metadata = setup.metadata](const std::string&) -> Result<std::unique_ptr<MetadataStore>> {
@@ -82,7 +86,7 @@ inline Result<FakeEngine> TryOpenFake(FakeNetwork& network, FakeEngineSetup setu
   };
   parts.npu = setup.npu;
   if (setup.metadata != nullptr) setup.options.metadata = "fake://";
-  engine.core = MC_TRY(internal::EngineCore::Open(std::move(setup.options), std::nullopt, std::move(parts)));
+  engine.core = MC_TRY(internal::EngineCore::Open(setup.options, std::nullopt, std::move(parts)));
   return engine;
 }
 

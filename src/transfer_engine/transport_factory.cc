@@ -5,22 +5,10 @@
 #include <string_view>
 
 #include "common/log.h"
-#if __has_include("transfer_engine/transport/local/local_transport.h")
 #include "transfer_engine/transport/local/local_transport.h"
-#define MC_HAS_LOCAL 1
-#endif
-#if __has_include("transfer_engine/transport/shm/shm_transport.h")
-#include "transfer_engine/transport/shm/shm_transport.h"
-#define MC_HAS_SHM 1
-#endif
-#if __has_include("transfer_engine/transport/rdma/rdma_transport.h")
 #include "transfer_engine/transport/rdma/rdma_transport.h"
-#define MC_HAS_RDMA 1
-#endif
-#if __has_include("transfer_engine/transport/tcp/tcp_transport.h")
+#include "transfer_engine/transport/shm/shm_transport.h"
 #include "transfer_engine/transport/tcp/tcp_transport.h"
-#define MC_HAS_TCP 1
-#endif
 
 namespace mooncake {
 namespace {
@@ -33,27 +21,9 @@ Result<void> Append(const TransportContext& context, std::vector<TransportPtr>& 
   return {};
 }
 
-Result<void> AppendTcp([[maybe_unused]] const TransportContext& context,
-                       [[maybe_unused]] std::vector<TransportPtr>& transports) {
-#ifdef MC_HAS_TCP
-  return Append<TcpTransport>(context, transports);
-#else
-  return {};
-#endif
-}
-
-Result<void> OpenRdma([[maybe_unused]] const TransportContext& context,
-                      [[maybe_unused]] std::vector<TransportPtr>& transports) {
-#ifdef MC_HAS_RDMA
-  return Append<RdmaTransport>(context, transports);
-#else
-  return Error(ErrorCode::NOT_SUPPORTED_TRANSPORT, "not built");
-#endif
-}
-
 // False: there is none here, and that is allowed.
 Result<bool> AppendRdma(const TransportContext& context, std::vector<TransportPtr>& transports) {
-  const Result<void> opened = OpenRdma(context, transports);
+  const Result<void> opened = Append<RdmaTransport>(context, transports);
   if (opened) return true;
   const ErrorCode code = opened.error().code();
   const bool none_here = code == ErrorCode::DEVICE_NOT_FOUND || code == ErrorCode::NOT_SUPPORTED_TRANSPORT;
@@ -75,16 +45,12 @@ Result<std::vector<TransportPtr>> OpenTransports(const TransportContext& context
   }
   std::vector<TransportPtr> transports;
   if (options.force_tcp) {
-    MC_TRY(AppendTcp(context, transports));
+    MC_TRY(Append<TcpTransport>(context, transports));
     return transports;
   }
   if (options.same_host) {
-#ifdef MC_HAS_LOCAL
     MC_TRY(Append<LocalTransport>(context, transports));
-#endif
-#ifdef MC_HAS_SHM
     MC_TRY(Append<ShmTransport>(context, transports));
-#endif
   }
   bool has_tcp = false;
   bool wants_tcp = false;
@@ -92,10 +58,10 @@ Result<std::vector<TransportPtr>> OpenTransports(const TransportContext& context
     if (protocol == "rdma") {
       wants_tcp |= !MC_TRY(AppendRdma(context, transports));
     } else if (!std::exchange(has_tcp, true)) {
-      MC_TRY(AppendTcp(context, transports));
+      MC_TRY(Append<TcpTransport>(context, transports));
     }
   }
-  if (wants_tcp && !has_tcp) MC_TRY(AppendTcp(context, transports));
+  if (wants_tcp && !has_tcp) MC_TRY(Append<TcpTransport>(context, transports));
   return transports;
 }
 

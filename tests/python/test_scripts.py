@@ -5,7 +5,8 @@ import sys
 import pytest
 from conftest import ROOT
 
-COMMANDS = ["quickstart.sh", "run_tests.sh", "scripts/install_deps.sh", "scripts/fresh_check.sh"]
+COMMANDS = ["quickstart.sh", "run_tests.sh", "scripts/install_deps.sh", "scripts/fetch_test_servers.sh",
+            "scripts/fresh_check.sh", "tests/rdma_vm/run_in_guest.sh", "tests/rdma_vm/self_check.sh"]
 
 
 def run(*command):
@@ -50,3 +51,25 @@ def test_reports_without_tests_or_with_skips_are_refused(tmp_path, report, optio
     path.write_text(report)
     result = run(sys.executable, "scripts/check_junit.py", *options, str(path))
     assert (result.returncode != 0) == refused, result.stderr
+
+
+@pytest.mark.parametrize("report, names", [
+    ('<testsuite><testcase name="A.b" classname="A.b" status="fail"><failure/></testcase>'
+     '<testcase name="A.c" classname="A.c" status="run"/></testsuite>', ["A.b"]),
+    ('<testsuites><testsuite><testcase classname="tests.test_x" name="test_y[1]"><failure/></testcase>'
+     '<testcase classname="tests.test_x" name="test_z"><error/></testcase></testsuite></testsuites>',
+     ["tests.test_x.test_y[1]", "tests.test_x.test_z"]),
+    (CASE.format('<testcase name="b"><skipped/></testcase>'), []),
+])
+def test_failed_tests_of_a_report_are_named(tmp_path, report, names):
+    path = tmp_path / "report.xml"
+    path.write_text(report)
+    result = run(sys.executable, "scripts/check_junit.py", "--list-failed", str(path))
+    assert result.returncode == 0
+    assert result.stdout.split() == names
+
+
+def test_failed_tests_of_no_report_are_an_error(tmp_path):
+    result = run(sys.executable, "scripts/check_junit.py", "--list-failed", str(tmp_path / "none.xml"))
+    assert result.returncode != 0
+    assert "none.xml" in result.stderr

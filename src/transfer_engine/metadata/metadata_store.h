@@ -22,8 +22,8 @@ class MetadataStore {
   virtual Result<void> Remove(const std::string& key, Deadline deadline) = 0;
 };
 
-// "http://host:port/path", "https://...", "etcd://host:port[;host:port...]", "redis://host:port", or "host:port"
-// (etcd). INVALID_PARAMS for another scheme. Does not connect.
+// "http://host:port/path", "etcd://host:port[;host:port...]", "redis://host:port", or "host:port" (etcd).
+// INVALID_PARAMS for another scheme. Does not connect.
 Result<std::unique_ptr<MetadataStore>> OpenMetadataStore(const std::string& connection);
 
 // Keys of MC_METADATA_CLUSTER_ID's cluster: "mooncake/ram/<segment>" and "mooncake/rpc_meta/<server>".

@@ -17,7 +17,7 @@ struct TcpOptions {
   std::string interface;          // MC_TCP_INTERFACE: device that all sockets are bound to; empty: any
   size_t max_connections = 2048;  // MC_TCP_MAX_CONNECTIONS: accepted at a time; more are closed at once
   size_t chunk_bytes = 1 << 20;   // of one request
-  size_t window_bytes = 4 << 20;  // in flight per connection
+  size_t window_bytes = 2 << 20;  // in flight per connection
   size_t window_requests = 128;   // in flight per connection
   Duration handshake_timeout = std::chrono::seconds(5);  // for the hello of who connects
   Duration user_timeout = std::chrono::seconds(15);      // unacknowledged bytes mean a dead machine

@@ -118,7 +118,9 @@ Peer::Chunk Peer::CutNext() {
   chunk.header.operation = request.opcode == TransferOpcode::kWrite ? Operation::kWrite : Operation::kRead;
   chunk.header.key = request.region.key;
   chunk.header.address = request.target_address + operation->cut;
-  chunk.header.length = size;
+  chunk.header.length = static_cast<uint32_t>(size);
+  chunk.header.before = operation->cut;
+  chunk.header.after = operation->length - operation->cut - size;
   operation->cut += size;
   ++operation->chunks;
   if (operation->cut == operation->length) {

@@ -180,22 +180,24 @@ void Session::Parse() {
 
 void Session::TakeRequest(const Request& request) {
   const bool known = request.operation == Operation::kRead || request.operation == Operation::kWrite;
-  if (request.magic != kRequestMagic || !known || request.flags != 0 || request.length > kMaxRequestBytes) {
+  if (request.magic != kRequestMagic || !known || request.length > kMaxRequestBytes) {
     host_.metrics.rejected.Add();
     return Close();
   }
   if (request.operation == Operation::kWrite) return BeginWrite(request);
-  answers_.push_back({.reply = {.id = request.id},
-                      .is_read = true,
-                      .key = request.key,
-                      .address = request.address,
-                      .length = request.length});
+  answers_.push_back({.reply = {.id = request.id}, .read = request});
 }
 
-Result<RegionRegistry::Use> Session::Find(uint64_t key, uint64_t address, uint64_t length, bool for_write) {
-  auto use = host_.regions.FindByKey(key, address, length, for_write);
+Result<RegionRegistry::Use> Session::Find(const Request& request) {
+  uint64_t whole = 0;
+  const bool wraps = request.before > request.address ||
+                     __builtin_add_overflow(request.before, request.length, &whole) ||
+                     __builtin_add_overflow(whole, request.after, &whole);
+  Result<RegionRegistry::Use> use = wraps ? Error(ErrorCode::ADDRESS_NOT_REGISTERED, "a range that wraps around")
+                                          : host_.regions.FindByKey(request.key, request.address - request.before,
+                                                                    whole, request.operation == Operation::kWrite);
   if (use && use->region().IsNpu()) {
-    use = Error(ErrorCode::NOT_SUPPORTED_TRANSPORT, "NPU memory at {:#x} cannot be reached over tcp", address);
+    use = Error(ErrorCode::NOT_SUPPORTED_TRANSPORT, "NPU memory at {:#x} cannot be reached over tcp", request.address);
   }
   if (!use) host_.metrics.refused.Add();
   return use;
@@ -203,7 +205,7 @@ Result<RegionRegistry::Use> Session::Find(uint64_t key, uint64_t address, uint64
 
 void Session::BeginWrite(const Request& request) {
   write_reply_ = {.id = request.id};
-  auto use = Find(request.key, request.address, request.length, true);
+  auto use = Find(request);
   if (use) {
     write_use_ = std::move(*use);
     write_at_ = reinterpret_cast<std::byte*>(request.address);
@@ -244,12 +246,12 @@ void Session::Stage() {
   while (!answers_.empty() && outgoing_.size() < kStagedReplies && outgoing_bytes_ < kStagedBytes) {
     const Answer& answer = answers_.front();
     Outgoing& next = outgoing_.emplace_back(Outgoing{.reply = answer.reply});
-    if (answer.is_read) {
-      auto use = Find(answer.key, answer.address, answer.length, false);
+    if (answer.read) {
+      auto use = Find(*answer.read);
       if (use) {
         next.use = std::move(*use);
-        next.data = reinterpret_cast<const std::byte*>(answer.address);
-        next.reply.length = answer.length;
+        next.data = reinterpret_cast<const std::byte*>(answer.read->address);
+        next.reply.length = answer.read->length;
       } else {
         next.reply.status = ToInt(use.error().code());
       }

@@ -4,6 +4,7 @@
 #include <array>
 #include <deque>
 #include <memory>
+#include <optional>
 
 #include "transfer_engine/region_registry.h"
 #include "transfer_engine/transport/tcp/event_loop.h"
@@ -62,10 +63,7 @@ class Session final : public EventLoop::Handler, public std::enable_shared_from_
   // Of a read: looked up only when its turn to be sent has come, so that waiting replies hold no memory.
   struct Answer {
     Reply reply;
-    bool is_read = false;
-    uint64_t key = 0;
-    uint64_t address = 0;
-    uint64_t length = 0;
+    std::optional<Request> read = std::nullopt;
   };
   struct Outgoing {
     Reply reply;
@@ -89,7 +87,7 @@ class Session final : public EventLoop::Handler, public std::enable_shared_from_
   bool HoldsUses() const;
   void WatchUses();
   void SetInterest();
-  Result<RegionRegistry::Use> Find(uint64_t key, uint64_t address, uint64_t length, bool for_write);
+  Result<RegionRegistry::Use> Find(const Request& request);
 
   SessionHost& host_;
   const std::shared_ptr<EventLoop> loop_;

@@ -140,7 +140,7 @@ inline void Submit(TcpTransport& transport, TransferOperation operation, Caller 
   transport.Submit(std::move(operations), caller);
 }
 
-inline Result<void> Run(TcpTransport& transport, const Job& job) {
+inline Result<void> RunJob(TcpTransport& transport, const Job& job) {
   Results results(1);
   Submit(transport, job.With(results.At(0)), Caller::kWaits);
   return *results.Wait()[0];

@@ -11,7 +11,7 @@ namespace mooncake::tcp {
 static_assert(std::endian::native == std::endian::little, "records are sent as they lie in memory");
 
 inline constexpr uint64_t kHelloMagic = 0x3154414443544b4d;  // "MKTCDAT1"
-inline constexpr uint32_t kRequestMagic = 0x51524b4d;        // "MKRQ"
+inline constexpr uint16_t kRequestMagic = 0x514d;            // "MQ"
 inline constexpr uint32_t kReplyMagic = 0x50524b4d;          // "MKRP"
 inline constexpr uint32_t kVersion = 1;
 // A request that speaks of more is no request: the connection is closed. Initiators cut far below.
@@ -42,15 +42,17 @@ static_assert(sizeof(HelloAnswer) == 40);
 
 enum class Operation : uint16_t { kRead = 1, kWrite = 2 };
 
+// Bytes [address, address + length), which are part of what the initiator wants to move in all: the target opens all of
+// [address - before, address + length + after) or refuses, so that what is refused has moved no byte.
 struct Request {
-  uint32_t magic = kRequestMagic;
+  uint16_t magic = kRequestMagic;
   Operation operation = Operation::kRead;
-  uint16_t flags = 0;
-  uint64_t id = 0;  // counts up by one within a connection
+  uint32_t length = 0;  // a write's payload of so many bytes follows
+  uint64_t id = 0;      // counts up by one within a connection
   uint64_t key = 0;
   uint64_t address = 0;
-  uint64_t length = 0;  // a write's payload of so many bytes follows
-  uint64_t reserved = 0;
+  uint64_t before = 0;
+  uint64_t after = 0;
 };
 static_assert(sizeof(Request) == 48);
 

@@ -1,0 +1,162 @@
+// Opening the two ends, and what tests do with them.
+#include "transfer/ends.h"
+
+#include <sys/mman.h>
+
+#include <cstdlib>
+
+#include "common/check.h"
+#include "transfer/pattern.h"
+
+namespace mooncake::transfer_test {
+
+::testing::AssertionResult Completed(const Result<TransferStatus>& result) {
+  if (!result) return Succeeded(result);
+  if (result->state == TransferState::kCompleted) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << TransferStateName(result->state) << ": " << result->error.ToString();
+}
+
+std::string FarMemory::Range(size_t offset, size_t length) const {
+  MC_CHECK(offset <= length_ && length <= length_ - offset, "[{}, +{}) of {}", offset, length, length_);
+  return fmt::format("{} {}", address_ + offset, length);
+}
+
+void FarMemory::Fill(uint64_t seed, size_t offset, size_t length) const {
+  EXPECT_OK(end_->Do(fmt::format("fill {} {} {}", Range(offset, length), seed, offset)));
+}
+
+void FarMemory::Expect(uint64_t seed, size_t offset, size_t length) const {
+  EXPECT_OK(end_->Do(fmt::format("check {} {} {}", Range(offset, length), seed, offset)));
+}
+
+uint64_t FarMemory::Hash() const {
+  const auto hash = end_->AskNumber("hash " + Range(0, length_));
+  EXPECT_OK(hash);
+  return hash.value_or(0);
+}
+
+// --- the near end
+
+NearMemory::NearMemory(TransferEngine& engine, size_t length) : engine_(engine), length_(length) {
+  void* const at = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  MC_CHECK(at != MAP_FAILED, "no memory for {} B", length);
+  data_ = static_cast<std::byte*>(at);
+  const auto registered = engine.RegisterMemory(data_, length);
+  EXPECT_OK(registered);
+  registered_ = registered.has_value();
+}
+
+NearMemory::~NearMemory() {
+  if (registered_) {
+    EXPECT_OK(engine_.UnregisterMemory(data_));
+  }
+  munmap(data_, length_);
+}
+
+uint64_t EndsTest::RandomSeed() {
+  const char* const given = std::getenv("MC_TRANSFER_TEST_SEED");
+  return given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
+}
+
+void EndsTest::SetUp() {
+  const uint64_t seed = RandomSeed();
+  random_.seed(seed);
+  RecordProperty("seed", std::to_string(seed));
+  std::printf("seed %llu (MC_TRANSFER_TEST_SEED)\n", static_cast<unsigned long long>(seed));
+  ASSERT_NO_FATAL_FAILURE(OpenBoth(OneNearDevice(), OneFarDevice()));
+}
+
+void EndsTest::OpenBoth(const std::string& near_devices, const std::string& far_devices) {
+  far_.reset();
+  near_.reset();
+  TransferEngineOptions options = NearOptions(wire(), near_devices);
+  options.default_timeout = near_timeout_;
+  auto near = TransferEngine::Open(std::move(options));
+  ASSERT_OK(near);
+  near_ = std::move(*near);
+  if (wire() == "local") {
+    far_ = std::make_unique<FarEnd>(*near_);
+  } else {
+    auto far = FarEnd::Start(wire(), 0, far_devices);
+    ASSERT_OK(far);
+    far_ = std::move(*far);
+  }
+  const auto target = near_->OpenSegment(far_->ports().name, Soon());
+  ASSERT_OK(target);
+  target_ = *target;
+}
+
+void EndsTest::TearDown() {
+  if (wire() == "local") {
+    near_.reset();  // before the memory of the far end, which is in the shell
+    far_.reset();
+  }
+}
+
+FarMemory EndsTest::MakeFarMemory(size_t length) {
+  if (wire() == "shm") {
+    const auto address = far_->AskNumber(fmt::format("allocate {}", length));
+    EXPECT_OK(address);
+    return {*far_, address.value_or(0), length};
+  }
+  const auto address = far_->AskNumber(fmt::format("map {} 0 0", length));
+  EXPECT_OK(address);
+  EXPECT_OK(far_->Do(fmt::format("register {} {}", address.value_or(0), length)));
+  return {*far_, address.value_or(0), length};
+}
+
+Result<TransferStatus> EndsTest::Run(std::span<const TransferRequest> requests, SubmitOptions options) {
+  const BatchId batch = MC_TRY(near_->AllocateBatch(requests.size()));
+  const auto submitted = near_->Submit(batch, requests, std::move(options));
+  if (!submitted) {
+    EXPECT_OK(near_->FreeBatch(batch));
+    return std::unexpected(submitted.error());
+  }
+  return End(batch);
+}
+
+BatchId EndsTest::Begin(std::span<const TransferRequest> requests, SubmitOptions options) {
+  const auto batch = near_->AllocateBatch(requests.size());
+  EXPECT_OK(batch);
+  if (!batch) return kInvalidBatch;
+  EXPECT_OK(near_->Submit(*batch, requests, std::move(options)));
+  return *batch;
+}
+
+TransferStatus EndsTest::End(BatchId batch) {
+  const auto status = near_->Wait(batch, Soon());
+  EXPECT_OK(status);
+  if (!status) return {};
+  EXPECT_NE(TransferStateName(status->state), "WAITING");
+  EXPECT_OK(near_->FreeBatch(batch));
+  return *status;
+}
+
+std::vector<TransferStatus> EndsTest::EndEach(BatchId batch, size_t tasks) {
+  const auto status = near_->Wait(batch, Soon());
+  EXPECT_OK(status);
+  std::vector<TransferStatus> ends;
+  for (size_t i = 0; i < tasks; ++i) {
+    const auto end = near_->TaskStatus(batch, i);
+    EXPECT_OK(end);
+    ends.push_back(end.value_or(TransferStatus{}));
+    EXPECT_NE(TransferStateName(ends.back().state), "WAITING") << "task " << i;
+  }
+  EXPECT_OK(near_->FreeBatch(batch));
+  return ends;
+}
+
+void EndsTest::ExpectRoundTrip(const FarMemory& far, uint64_t seed) {
+  const size_t length = std::min<size_t>(far.length(), kMiB);
+  NearMemory memory(*near_, length);
+  Fill(memory.bytes(), seed);
+  const TransferRequest write = Write(memory, 0, far, 0, length);
+  EXPECT_COMPLETED(Run({&write, 1}));
+  far.Expect(seed, 0, length);
+  Fill(memory.bytes(), ~seed);
+  const TransferRequest read = Read(memory, 0, far, 0, length);
+  EXPECT_COMPLETED(Run({&read, 1}));
+  EXPECT_OK(Check(memory.bytes(), seed));
+}
+
+}  // namespace mooncake::transfer_test

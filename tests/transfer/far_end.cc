@@ -1,0 +1,88 @@
+// What the far end is asked, in this process or over the pipe of another one.
+#include "transfer/far_end.h"
+
+#include <cstdlib>
+#include <sstream>
+
+namespace mooncake::transfer_test {
+namespace {
+
+using std::chrono::seconds;
+
+std::vector<std::string> Split(const std::string& text) {
+  std::vector<std::string> parts;
+  std::istringstream stream(text);
+  for (std::string part; std::getline(stream, part, ',');) parts.push_back(part);
+  return parts;
+}
+
+// Options of both engines, so that nothing but the wire can carry the bytes.
+std::string OptionsOf(const std::string& wire) {
+  if (wire == "tcp") return "protocols=tcp force_tcp=1 same_host=0";
+  if (wire == "rdma") return "protocols=rdma strict=1 same_host=0";
+  return "protocols=tcp same_host=1";
+}
+
+}  // namespace
+
+std::vector<std::string> WiresUnderTest() {
+  const char* const chosen = std::getenv("MC_TRANSFER_TEST_PROTOCOLS");
+  return chosen != nullptr ? Split(chosen) : std::vector<std::string>{"local", "shm", "tcp"};
+}
+
+std::vector<std::string> WiresToPeers() {
+  std::vector<std::string> wires = WiresUnderTest();
+  std::erase(wires, "local");
+  return wires;
+}
+
+Deadline Soon() {
+  return Deadline::After(seconds(100));
+}
+
+Deadline Far() {
+  return Deadline::After(seconds(3600));
+}
+
+Result<std::unique_ptr<FarEnd>> FarEnd::Start(const std::string& wire, uint16_t port, const std::string& devices) {
+  std::unique_ptr<FarEnd> end(new FarEnd(MC_TRY(PeerProcess::Start())));
+  std::string command = fmt::format("open {} port={} timeout_ms=100000", OptionsOf(wire), port);
+  if (!devices.empty()) command += " devices=" + devices;
+  std::istringstream words(MC_TRY(end->Ask(command)));
+  Ports& ports = end->ports_;
+  if (words >> ports.name >> ports.control >> ports.tcp_data >> ports.shm_socket) return end;
+  return Error(ErrorCode::INTERNAL_ERROR, "unreadable answer to open: '{}'", words.str());
+}
+
+Result<std::string> FarEnd::Ask(const std::string& command) {
+  if (process_) return process_->Ask(command, Soon());
+  return ParseAnswer(shell_->Execute(command));
+}
+
+Result<uint64_t> FarEnd::AskNumber(const std::string& command) {
+  const std::string answer = MC_TRY(Ask(command));
+  std::istringstream words(answer);
+  uint64_t number = 0;
+  if (words >> number) return number;
+  return Error(ErrorCode::INTERNAL_ERROR, "'{}' is no number", answer);
+}
+
+Result<void> FarEnd::Do(const std::string& command) {
+  const auto answer = Ask(command);
+  if (!answer) return std::unexpected(answer.error());
+  return {};
+}
+
+TransferEngineOptions NearOptions(const std::string& wire, const std::string& devices) {
+  TransferEngineOptions options;
+  options.device_filter = Split(devices);
+  options.local_name = "127.0.0.1";
+  options.protocols = {wire == "rdma" ? "rdma" : "tcp"};
+  options.force_tcp = wire == "tcp";
+  options.same_host = wire == "shm" || wire == "local";
+  options.strict_protocol = wire == "rdma";
+  options.default_timeout = seconds(100);
+  return options;
+}
+
+}  // namespace mooncake::transfer_test
