@@ -369,6 +369,25 @@ def test_names_that_programs_test_for():
         assert "\n\n    " in document, f"{name} shows no example"
 
 
+def meet_by_name(url, place, first, second):
+    source, target = TransferEngine(), TransferEngine()
+    assert source.initialize(first, url, "tcp", "") == 0
+    assert target.initialize_ext(second, place, "tcp", "", "http") == 0
+    memory, copy = np.full(5000, 6, dtype=np.uint8), np.zeros(5000, dtype=np.uint8)
+    assert target.register_memory(address_of(memory), memory.nbytes) == 0
+    assert source.get_first_buffer_address(second) == address_of(memory)
+    assert source.transfer_sync_read(second, address_of(copy), address_of(memory), copy.nbytes) == 0
+    assert (copy == memory).all()
+    assert source.send_probe(second) == 0
+    assert source.transfer_sync_read("nobody", address_of(copy), address_of(memory), copy.nbytes) == -1
+
+
+def test_names_on_the_metadata_server(start):
+    server = start("mooncake_http_metadata_server", "--host=127.0.0.1", "--port=0")
+    url = server.wait_for(r"ready: (http://\S+)").group(1)
+    meet_by_name(url, url.removeprefix("http://"), "node/1", "node/2")
+
+
 class MetadataHandler(http.server.BaseHTTPRequestHandler):
     """GET, PUT and DELETE of ?key=."""
     values = {}
@@ -398,20 +417,10 @@ class MetadataHandler(http.server.BaseHTTPRequestHandler):
         self.answer(200)
 
 
-def test_names_of_a_metadata_server():
+def test_names_on_any_server_of_keys():
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), MetadataHandler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         place = f"127.0.0.1:{server.server_port}/metadata"
-        source, target = TransferEngine(), TransferEngine()
-        assert source.initialize("first-node", f"http://{place}", "tcp", "") == 0
-        assert target.initialize_ext("second-node", place, "tcp", "", "http") == 0
-        memory, copy = np.full(5000, 6, dtype=np.uint8), np.zeros(5000, dtype=np.uint8)
-        assert target.register_memory(address_of(memory), memory.nbytes) == 0
-        assert source.get_first_buffer_address("second-node") == address_of(memory)
-        assert source.transfer_sync_read("second-node", address_of(copy), address_of(memory), copy.nbytes) == 0
-        assert (copy == memory).all()
-        assert source.send_probe("second-node") == 0
-        assert source.transfer_sync_read("third-node", address_of(copy), address_of(memory), copy.nbytes) == -1
-        del source, target
+        meet_by_name(f"http://{place}", place, "first-node", "second-node")
         assert MetadataHandler.values == {}, "engines that are gone leave no entries"
         server.shutdown()
