@@ -49,12 +49,13 @@ Result<void> Validate(const TransferRequest& request) {
 }
 
 // How long the target's new descriptor is waited for after an end of this kind; nothing: that was the end.
-std::optional<Duration> Patience(const Status& error) {
+std::optional<Duration> Patience(const Status& error, bool own_process) {
   switch (error.code()) {
     case ErrorCode::STALE_SEGMENT:
     case ErrorCode::ADDRESS_NOT_REGISTERED:
       return kUntilDeadline;
     case ErrorCode::TRANSFER_FAIL:
+      if (own_process) return std::nullopt;  // it was not restarted
       return kRestartPatience;
     default:
       return std::nullopt;
@@ -131,22 +132,24 @@ int32_t MultiTransport::DeviceOf(const void* address) {
   return runtime == nullptr ? -1 : runtime->DeviceOf(address).value_or(-1);
 }
 
-Result<void> MultiTransport::FillLocal(TransferJob& job, void* address, size_t length) {
+Result<void> MultiTransport::FillLocal(TransferJob& job, void* address, size_t length, KnownRuntime& known) {
   auto use = parts_.regions.Find(reinterpret_cast<uintptr_t>(address), length);
   if (use) job.local_use = std::move(*use);
-  const int32_t device = job.local_use ? job.local_use.region().options.device_id : DeviceOf(address);
+  if (!known && (!job.local_use || job.local_use.region().IsNpu())) known = UsedRuntime();
+  const int32_t device = job.local_use ? job.local_use.region().options.device_id
+                         : *known      ? (*known)->DeviceOf(address).value_or(-1)
+                                       : -1;
   if (device < 0) {
     job.local = HostRange(static_cast<std::byte*>(address), length);
     return {};
   }
   if (!job.local_use) return Annotate(use.error(), fmt::format("local memory of NPU {}", device));
-  const std::shared_ptr<NpuRuntime> runtime = UsedRuntime();
-  if (runtime == nullptr) {
+  if (*known == nullptr) {
     return Error(ErrorCode::DEVICE_NOT_FOUND, "local memory {} is registered as NPU {}'s, but no NPU runtime is in use",
                  address, device);
   }
   const auto on_device = static_cast<DeviceAddress>(reinterpret_cast<uintptr_t>(address));
-  job.local = NpuRange{{device, on_device}, length, runtime.get()};
+  job.local = NpuRange{{device, on_device}, length, known->get()};
   return {};
 }
 
@@ -214,6 +217,7 @@ Result<std::vector<TransferJobPtr>> MultiTransport::Plan(std::span<const Transfe
                                                          Deadline deadline) {
   std::vector<TransferJobPtr> jobs;
   jobs.reserve(requests.size());
+  KnownRuntime runtime;
   for (const TransferRequest& request : requests) {
     MC_TRY(Validate(request));
     MC_TRY(targets.Get(request.target));
@@ -223,7 +227,7 @@ Result<std::vector<TransferJobPtr>> MultiTransport::Plan(std::span<const Transfe
     job->opcode = request.opcode;
     job->target = request.target;
     job->target_address = request.target_address;
-    MC_TRY(FillLocal(*job, request.local, request.length));
+    MC_TRY(FillLocal(*job, request.local, request.length, runtime));
     MC_TRY(RouteOrRefresh(*job, targets, deadline));
   }
   return jobs;
@@ -345,9 +349,8 @@ void MultiTransport::CancelIn(BatchId tag) {
 }
 
 void MultiTransport::Ended(TransferJobPtr job, Result<void> result) {
-  // What became of this process's own memory is no question of descriptors.
-  if (!result && !job->second_attempt && job->segment->generation != parts_.generation && !job->of->Canceled()) {
-    const std::optional<Duration> patience = Patience(result.error());
+  if (!result && !job->second_attempt && !job->of->Canceled()) {
+    const auto patience = Patience(result.error(), job->segment->generation == parts_.generation);
     if (patience && reroutes_.Add(job, result.error(), *patience)) return;
   }
   Finish(*job, result);

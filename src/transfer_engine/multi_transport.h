@@ -66,7 +66,9 @@ class MultiTransport {
   // Targets of one Submit call: each looked up once, and refreshed once at most.
   class Targets;
 
-  Result<void> FillLocal(TransferJob& job, void* address, size_t length);
+  // Of one Submit call: asked for at the first address that needs it.
+  using KnownRuntime = std::optional<std::shared_ptr<NpuRuntime>>;
+  Result<void> FillLocal(TransferJob& job, void* address, size_t length, KnownRuntime& known);
   std::shared_ptr<NpuRuntime> UsedRuntime();
   // Sets the job's segment, region and transport.
   Result<void> Route(TransferJob& job, const SegmentPtr& segment) const;

@@ -210,6 +210,19 @@ TEST_F(MultiTransportTest, ReRegisteredRangeIsFoundAgainWithinTheRequest) {
   EXPECT_EQ(near_.wire().carried, 2);
 }
 
+TEST_F(MultiTransportTest, OwnSegmentIsLookedUpAgainLikeAnyOther) {
+  Open();
+  std::vector<std::byte> own(kSize);
+  ASSERT_TRUE(Register(near_, own));
+  const SegmentId self = *near_->segments().Open(near_->name(), Soon());
+  void* const address = own.data();
+  ASSERT_TRUE(near_->keeper().Unregister({&address, 1}));
+  ASSERT_TRUE(Register(near_, own));
+  const auto batch = Begin(Write(local_, self, own.data()));
+  EXPECT_EQ(WaitFor(*batch).state, TransferState::kCompleted);
+  EXPECT_EQ(own, local_);
+}
+
 TEST_F(MultiTransportTest, RangeThatIsGoneFailsAfterOneLook) {
   Open();
   void* const address = remote_.data();
