@@ -8,6 +8,7 @@
 namespace mooncake::rdma {
 namespace {
 
+constexpr size_t kMaxDistances = 256;
 constexpr size_t kSignalEvery = 4;  // request of a chain; the last one always asks for a completion
 
 Topology TopologyOf(const SegmentDescriptor& peer) {
@@ -105,6 +106,7 @@ void Peer::Add(Prepared prepared) {
 
 std::shared_ptr<const std::vector<uint8_t>> Peer::DistancesFor(const TransferOperation& operation) {
   const std::string local = operation.local_use ? operation.local_use.region().published.location : "*";
+  if (distances_.size() >= kMaxDistances) distances_.clear();  // a peer names its locations as it likes
   auto& distances = distances_[{local, operation.region.location}];
   if (distances == nullptr) {
     std::vector<Rail> rails;

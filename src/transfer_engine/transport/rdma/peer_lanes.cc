@@ -142,7 +142,8 @@ void Peer::OnPortChange(size_t device, const PortState& now) {
     if (rail.rail.local != device) continue;
     for (Lane& lane : lanes_) {
       if (lane.rail != i || lane.state != LaneState::kUp) continue;
-      const bool same_address = std::ranges::equal(lane.pair->Address().gid, now.gid.gid);
+      const QueueAddress address = lane.pair->Address();
+      const bool same_address = std::ranges::equal(address.gid, now.gid.gid) && address.lid == now.lid;
       if (!now.active || now.failed || !same_address) EndLane(lane);
     }
     rail.failures = 0;
