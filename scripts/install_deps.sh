@@ -25,11 +25,7 @@ HELP
 build_packages=(
   g++ cmake ninja-build pkg-config git ca-certificates
   libasio-dev libmsgpack-cxx-dev nlohmann-json3-dev libspdlog-dev libfmt-dev libgflags-dev libxxhash-dev
-<<<<<<< HEAD
-  prometheus-cpp-dev libcpp-httplib-dev libhiredis-dev
-=======
-  prometheus-cpp-dev libcpp-httplib-dev libibverbs-dev
->>>>>>> rdma
+  prometheus-cpp-dev libcpp-httplib-dev libhiredis-dev libibverbs-dev
   pybind11-dev python3 python3-dev
 )
 # shellcheck disable=SC2034
