@@ -227,6 +227,27 @@ TEST_F(TcpTransportTest, AStalledReaderDoesNotHoldAGrantThatIsRevoked) {
   EXPECT_TRUE(stalled.IsClosedByPeer());
 }
 
+TEST_F(TcpTransportTest, AStalledWriterDoesNotHoldAGrantThatIsRevoked) {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool let_go = false;
+  const uint64_t key = *target_.regions().Grant(region_->address, 8192, true, nullptr);
+  auto stalled = RawConnection::To(target_.transport().port());
+  ASSERT_EQ(stalled.Greet({.target = target_.generation()}), ErrorCode::OK);
+  ASSERT_TRUE(
+      stalled.Send(Request{.operation = Operation::kWrite, .length = 8192, .key = key, .address = region_->address}));
+  // After two turns of its loop the request has been taken, and no further event will come.
+  target_.transport().Fence(Uuid::Random());
+  target_.transport().Fence(Uuid::Random());
+  ASSERT_FALSE(target_.regions().Revoke(key, [&] {
+    std::lock_guard lock(mutex);
+    let_go = true;
+    changed.notify_all();
+  }));
+  std::unique_lock lock(mutex);
+  EXPECT_TRUE(changed.wait_until(lock, Soon().time(), [&] { return let_go; }));
+}
+
 TEST_F(TcpTransportTest, AFencedProcessChangesNothingAnyMore) {
   const Uuid zombie = Uuid::Random();
   auto writer = RawConnection::To(target_.transport().port());
