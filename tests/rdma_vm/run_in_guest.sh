@@ -98,7 +98,7 @@ write_control_folder() {
   {
     printf 'export RDMA_VM=1 RDMA_DEVICES=%q RDMA_ADDRESSES=%q\n' "${names[*]}" "${addresses[*]}"
     for variable in "${environment[@]}"; do printf 'export %q\n' "$variable"; done
-    echo 'ulimit -l unlimited; ulimit -c 0'
+    echo 'ulimit -l unlimited; ulimit -n 65536; ulimit -c 0'
     printf 'cd %q || exit 126\nexec' "$PWD"
     printf ' %q' "$@"
     echo
