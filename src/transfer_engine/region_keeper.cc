@@ -117,11 +117,7 @@ Result<void*> RegionKeeper::Allocate(size_t length, std::string location) {
   std::unique_ptr<SharedBuffer> buffer = MC_TRY(SharedBuffer::Create({.bytes = length}));
   RegionOptions options;
   options.location = std::move(location);
-<<<<<<< HEAD
   options.shared = SharedMemory{.memfd = buffer->memfd(), .offset = 0};
-=======
-  options.shared = SharedMemory{.memfd = buffer->memfd()};
->>>>>>> core
   const HostRange range(buffer->data(), length);
   MC_TRY(Register({&range, 1}, options));
   std::byte* const address = buffer->data();

@@ -15,10 +15,10 @@ MEMORY_BYTES = 8 << 20
 HOST = "127.0.0.1"
 
 
-def open_engine(host=HOST, protocol="tcp"):
+def open_engine(host=HOST, protocol="tcp", port=0):
     from mooncake.engine import TransferEngine
     engine = TransferEngine()
-    assert engine.initialize(host, "P2PHANDSHAKE", protocol, "") == 0
+    assert engine.initialize(f"{host}:{port}" if port else host, "P2PHANDSHAKE", protocol, "") == 0
     return engine
 
 
@@ -33,11 +33,11 @@ def address_of(array, offset=0):
 class Peer:
     """A started peer; .session and .address are where its memory is."""
 
-    def __init__(self, host=HOST, env=None):
+    def __init__(self, host=HOST, port=0):
         from conftest import BUILD
         path = os.pathsep.join([str(BUILD / "python"), str(Path(__file__).parent)])
-        self.process = subprocess.Popen([sys.executable, __file__, host], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                        text=True, env={**os.environ, "PYTHONPATH": path, **(env or {})})
+        self.process = subprocess.Popen([sys.executable, __file__, host, str(port)], stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path})
         self.session, address = self.process.stdout.readline().split()
         self.address = int(address)
 
@@ -53,8 +53,8 @@ class Peer:
 
 
 def main():
-    host = sys.argv[1]
-    engine = open_engine(host)
+    host, port = sys.argv[1], int(sys.argv[2])
+    engine = open_engine(host, port=port)
     memory = np.zeros(MEMORY_BYTES, dtype=np.uint8)
     assert engine.register_memory(address_of(memory), memory.nbytes) == 0
     print(session_of(engine, host), address_of(memory), flush=True)

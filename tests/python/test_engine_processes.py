@@ -126,7 +126,7 @@ def test_restarted_peer_is_found_at_the_first_call(start_peer, tcp, local):
     first, engine = start_peer(), open_engine()
     assert write(engine, first, local) == 0
     first.end()
-    second = start_peer(host=first.session)
+    second = start_peer(port=int(first.session.rpartition(":")[2]))
     assert second.session == first.session
     assert write(engine, second, local) == 0
     assert second.ask("int(memory.sum())") == MEMORY_BYTES

@@ -375,6 +375,7 @@ Slice Peer::TakeOldest(Lane& lane) {
 void Peer::Succeeded(Lane& lane, const Slice& slice) {
   lane.progress = SteadyClock::Instance().Now();
   rails_[lane.rail].failures = 0;
+  trouble_.clear();
   fabric_.meters.slices.Add();
   fabric_.meters.slice_bytes.Add(slice.length);
   DropSlice(slice);

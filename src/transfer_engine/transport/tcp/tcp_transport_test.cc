@@ -188,7 +188,7 @@ TEST_F(TcpTransportTest, AStalledWriterDoesNotHoldARegionThatGoes) {
   auto stalled = RawConnection::To(target_.transport().port());
   ASSERT_EQ(stalled.Greet({.target = target_.generation()}), ErrorCode::OK);
   ASSERT_TRUE(stalled.Send(Request{
-      .operation = Operation::kWrite, .key = region_->published.key, .address = region_->address, .length = 1 << 20}));
+      .operation = Operation::kWrite, .length = 1 << 20, .key = region_->published.key, .address = region_->address}));
   ASSERT_TRUE(stalled.Send(Bytes(1000, std::byte{1}).data(), 1000));
   // Its connection is served, so its use may have begun; in either case it does not stay.
   EXPECT_TRUE(target_.Unregister(region_, Soon()));
@@ -208,7 +208,7 @@ TEST_F(TcpTransportTest, AStalledReaderDoesNotHoldAGrantThatIsRevoked) {
   auto stalled = RawConnection::To(target_.transport().port(), 4096);
   ASSERT_EQ(stalled.Greet({.target = target_.generation()}), ErrorCode::OK);
   for (uint64_t id = 0; id < 4; ++id) {
-    ASSERT_TRUE(stalled.Send(Request{.id = id, .key = key, .address = region_->address, .length = 16 << 20}));
+    ASSERT_TRUE(stalled.Send(Request{.length = 16 << 20, .id = id, .key = key, .address = region_->address}));
   }
   Reply reply;
   ASSERT_TRUE(stalled.Receive(reply));  // so it has begun, and cannot end: it takes no more
@@ -227,14 +227,14 @@ TEST_F(TcpTransportTest, AFencedProcessChangesNothingAnyMore) {
   auto writer = RawConnection::To(target_.transport().port());
   ASSERT_EQ(writer.Greet({.initiator = zombie, .target = target_.generation()}), ErrorCode::OK);
   ASSERT_TRUE(writer.Send(Request{
-      .operation = Operation::kWrite, .key = region_->published.key, .address = region_->address, .length = 8192}));
+      .operation = Operation::kWrite, .length = 8192, .key = region_->published.key, .address = region_->address}));
   auto other = RawConnection::To(target_.transport().port());
   ASSERT_EQ(other.Greet({.initiator = Uuid::Random(), .target = target_.generation()}), ErrorCode::OK);
   target_.transport().Fence(zombie);
   (void)writer.Send(Bytes(8192, std::byte{9}).data(), 8192);
   EXPECT_TRUE(writer.IsClosedByPeer());
   EXPECT_EQ(memory_, Bytes(memory_.size()));
-  ASSERT_TRUE(other.Send(Request{.key = region_->published.key, .address = region_->address, .length = 0}));
+  ASSERT_TRUE(other.Send(Request{.length = 0, .key = region_->published.key, .address = region_->address}));
   Reply reply;
   EXPECT_TRUE(other.Receive(reply)) << "others are not concerned";
   auto again = RawConnection::To(target_.transport().port());
@@ -246,7 +246,7 @@ TEST_F(TcpTransportTest, AConnectionIsLetGoOfBeforeItsSuccessorIsAnswered) {
   auto first = RawConnection::To(target_.transport().port());
   ASSERT_EQ(first.Greet(hello), ErrorCode::OK);
   ASSERT_TRUE(first.Send(Request{
-      .operation = Operation::kWrite, .key = region_->published.key, .address = region_->address, .length = 4096}));
+      .operation = Operation::kWrite, .length = 4096, .key = region_->published.key, .address = region_->address}));
   auto second = RawConnection::To(target_.transport().port());
   ASSERT_EQ(second.Greet(hello), ErrorCode::OK);
   (void)first.Send(Bytes(4096, std::byte{5}).data(), 4096);
