@@ -29,8 +29,8 @@ long; 125 if the guest gave no result; 126 for wrong use or something missing on
 
 In the guest: root, the caller's working directory, no stdin. Devices come in pairs on a virtual cable:
 rxe0 on veth0 10.77.0.1/24 - rxe1 on veth1 10.77.0.2/24, rxe2 on veth2 10.77.1.1/24 - rxe3 on veth3 10.77.1.2/24, ...
-`ip link set veth1 down` pulls a cable. GID index 1 is RoCEv2 over IPv4. MTU 9000. RDMA_VM=1,
-RDMA_DEVICES="rxe0 rxe1" and RDMA_ADDRESSES="10.77.0.1 10.77.0.2" are in the environment. The processor is emulated up to
+`ip link set veth1 down` pulls a cable. GID index 1 is RoCEv2 over IPv4. MTU 9000. RXE_VM=1,
+RXE_DEVS="rxe0 rxe1" and RXE_IPS="10.77.0.1 10.77.0.2" are in the environment. The processor is emulated up to
 AVX2: a program built with -march=native may die of SIGILL.
 
 Packages: scripts/install_deps.sh rdma. The kernel's package is not installed: apt-get downloads it (some 100 MB), once,
@@ -96,9 +96,9 @@ write_control_folder() {
     addresses+=("10.77.$((number / 2)).$((number % 2 + 1))")
   done
   {
-    printf 'export RDMA_VM=1 RDMA_DEVICES=%q RDMA_ADDRESSES=%q\n' "${names[*]}" "${addresses[*]}"
+    printf 'export RXE_VM=1 RXE_DEVS=%q RXE_IPS=%q\n' "${names[*]}" "${addresses[*]}"
     for variable in "${environment[@]}"; do printf 'export %q\n' "$variable"; done
-    echo 'ulimit -l unlimited; ulimit -c 0'
+    echo 'ulimit -l unlimited; ulimit -n 65536; ulimit -c 0'
     printf 'cd %q || exit 126\nexec' "$PWD"
     printf ' %q' "$@"
     echo

@@ -21,7 +21,7 @@ failed=()
 for program in "$@"; do
   echo "== guest: $program"
   code=0
-  "$build/tests/$program" --gtest_brief=1 --gtest_output="xml:${reports}_$program.xml" || code=$?
+  "$build/tests/$program" --gtest_output="xml:${reports}_$program.xml" || code=$?
   [[ $code -eq 0 ]] || failed+=("$program (exit code $code)")
 done
 if [[ ${#failed[@]} -gt 0 ]]; then

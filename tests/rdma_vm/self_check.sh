@@ -75,7 +75,7 @@ check_two_guests_at_once() {
 check_devices() {
   local output code=0
   # shellcheck disable=SC2016  # expanded in the guest
-  output=$(guest -t 90 -n 4 -- sh -c 'ibv_devinfo | grep -c PORT_ACTIVE; echo $RDMA_DEVICES $RDMA_ADDRESSES' | tr '\n' ' ')
+  output=$(guest -t 90 -n 4 -- sh -c 'ibv_devinfo | grep -c PORT_ACTIVE; echo $RXE_DEVS $RXE_IPS' | tr '\n' ' ')
   expect "4 devices" "$output" "4 rxe0 rxe1 rxe2 rxe3 10.77.0.1 10.77.0.2 10.77.1.1 10.77.1.2 "
   output=$(guest -t 300 -- "$here/self_check_verbs.sh" 2>&1) || code=$?
   echo "$output"

@@ -59,6 +59,7 @@ uint64_t EndsTest::RandomSeed() {
 }
 
 void EndsTest::SetUp() {
+  AllowManyFiles();
   const uint64_t seed = RandomSeed();
   random_.seed(seed);
   RecordProperty("seed", std::to_string(seed));

@@ -7,9 +7,11 @@
 #include <string>
 
 #include "transfer/engine_shell.h"
+#include "transfer/far_end.h"
 
 int main() {
   if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() == 1) return 1;
+  mooncake::transfer_test::AllowManyFiles();
   mooncake::transfer_test::EngineShell shell;
   for (std::string line; std::getline(std::cin, line);) std::cout << shell.Execute(line) << std::endl;
   return 0;

@@ -1,8 +1,12 @@
 // What the far end is asked, in this process or over the pipe of another one.
 #include "transfer/far_end.h"
 
+#include <sys/resource.h>
+
 #include <cstdlib>
 #include <sstream>
+
+#include "common/check.h"
 
 namespace mooncake::transfer_test {
 namespace {
@@ -42,6 +46,13 @@ Deadline Soon() {
 
 Deadline Far() {
   return Deadline::After(seconds(3600));
+}
+
+void AllowManyFiles() {
+  rlimit limit{};
+  MC_CHECK(getrlimit(RLIMIT_NOFILE, &limit) == 0, "getrlimit");
+  limit.rlim_cur = limit.rlim_max;
+  MC_CHECK(setrlimit(RLIMIT_NOFILE, &limit) == 0, "setrlimit {}", limit.rlim_max);
 }
 
 Result<std::unique_ptr<FarEnd>> FarEnd::Start(const std::string& wire, uint16_t port, const std::string& devices) {

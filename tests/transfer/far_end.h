@@ -26,6 +26,9 @@ Deadline Soon();
 // A deadline of requests that must end before it, for another reason.
 Deadline Far();
 
+// Lets this process open as many files as the system allows it: hundreds of engines need thousands.
+void AllowManyFiles();
+
 // Of this process's engine.
 TransferEngineOptions NearOptions(const std::string& wire, const std::string& devices = "");
 
