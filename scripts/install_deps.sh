@@ -25,11 +25,16 @@ HELP
 build_packages=(
   g++ cmake ninja-build pkg-config git ca-certificates
   libasio-dev libmsgpack-cxx-dev nlohmann-json3-dev libspdlog-dev libfmt-dev libgflags-dev libxxhash-dev
+<<<<<<< HEAD
   prometheus-cpp-dev libcpp-httplib-dev libhiredis-dev
+=======
+  prometheus-cpp-dev libcpp-httplib-dev libibverbs-dev
+>>>>>>> rdma
   pybind11-dev python3 python3-dev
 )
 # shellcheck disable=SC2034
-test_packages=(libgtest-dev libgmock-dev python3-pytest python3-pytest-timeout python3-numpy procps iproute2 curl)
+test_packages=(libgtest-dev libgmock-dev python3-pytest python3-pytest-timeout python3-numpy procps iproute2 curl
+  ibverbs-providers)
 # shellcheck disable=SC2034
 lint_packages=(clang-19 clang-tidy-19 clang-format-19 libclang-rt-19-dev)
 # shellcheck disable=SC2034

@@ -32,6 +32,11 @@ std::string NearestRegion(const SegmentDescriptor& segment, uint64_t address) {
   return fmt::format("the nearest region is [{:#x}, +{})", nearest.address, nearest.length);
 }
 
+std::unexpected<Status> NotRegistered(const SegmentDescriptor& segment, uint64_t address, uint64_t length) {
+  return Error(ErrorCode::ADDRESS_NOT_REGISTERED, "segment '{}' has not registered [{:#x}, +{}); {}", segment.name,
+               address, length, NearestRegion(segment, address));
+}
+
 Result<void> Validate(const TransferRequest& request) {
   if (request.opcode != TransferOpcode::kRead && request.opcode != TransferOpcode::kWrite) {
     return Error(ErrorCode::INVALID_PARAMS, "opcode {} is neither read nor write", static_cast<int>(request.opcode));
@@ -49,12 +54,13 @@ Result<void> Validate(const TransferRequest& request) {
 }
 
 // How long the target's new descriptor is waited for after an end of this kind; nothing: that was the end.
-std::optional<Duration> Patience(const Status& error) {
+std::optional<Duration> Patience(const Status& error, bool own_process) {
   switch (error.code()) {
     case ErrorCode::STALE_SEGMENT:
     case ErrorCode::ADDRESS_NOT_REGISTERED:
       return kUntilDeadline;
     case ErrorCode::TRANSFER_FAIL:
+      if (own_process) return std::nullopt;  // it was not restarted
       return kRestartPatience;
     default:
       return std::nullopt;
@@ -131,22 +137,24 @@ int32_t MultiTransport::DeviceOf(const void* address) {
   return runtime == nullptr ? -1 : runtime->DeviceOf(address).value_or(-1);
 }
 
-Result<void> MultiTransport::FillLocal(TransferJob& job, void* address, size_t length) {
+Result<void> MultiTransport::FillLocal(TransferJob& job, void* address, size_t length, KnownRuntime& known) {
   auto use = parts_.regions.Find(reinterpret_cast<uintptr_t>(address), length);
   if (use) job.local_use = std::move(*use);
-  const int32_t device = job.local_use ? job.local_use.region().options.device_id : DeviceOf(address);
+  if (!known && (!job.local_use || job.local_use.region().IsNpu())) known = UsedRuntime();
+  const int32_t device = job.local_use ? job.local_use.region().options.device_id
+                         : *known      ? (*known)->DeviceOf(address).value_or(-1)
+                                       : -1;
   if (device < 0) {
     job.local = HostRange(static_cast<std::byte*>(address), length);
     return {};
   }
   if (!job.local_use) return Annotate(use.error(), fmt::format("local memory of NPU {}", device));
-  const std::shared_ptr<NpuRuntime> runtime = UsedRuntime();
-  if (runtime == nullptr) {
+  if (*known == nullptr) {
     return Error(ErrorCode::DEVICE_NOT_FOUND, "local memory {} is registered as NPU {}'s, but no NPU runtime is in use",
                  address, device);
   }
   const auto on_device = static_cast<DeviceAddress>(reinterpret_cast<uintptr_t>(address));
-  job.local = NpuRange{{device, on_device}, length, runtime.get()};
+  job.local = NpuRange{{device, on_device}, length, known->get()};
   return {};
 }
 
@@ -160,10 +168,7 @@ Result<void> MultiTransport::Route(TransferJob& job, const SegmentPtr& segment) 
     job.granted->key = job.grant->key;
     job.region = &*job.granted;
   }
-  if (job.region == nullptr) {
-    return Error(ErrorCode::ADDRESS_NOT_REGISTERED, "segment '{}' has not registered [{:#x}, +{}); {}", segment->name,
-                 job.target_address, length, NearestRegion(*segment, job.target_address));
-  }
+  if (job.region == nullptr) return NotRegistered(*segment, job.target_address, length);
   for (size_t i = 0; i < parts_.transports.size(); ++i) {
     const Transport& transport = *parts_.transports[i];
     if (!Offers(*segment, transport.name()) || !transport.Reaches(job.local, *segment, *job.region)) continue;
@@ -196,35 +201,43 @@ std::string MultiTransport::WhyNot(const Transport& transport, const TransferJob
   return "it has no way between these memories";
 }
 
-Result<void> MultiTransport::RouteOrRefresh(TransferJob& job, Targets& targets, Deadline deadline) const {
-  Targets::Known& known = *MC_TRY(targets.Get(job.target));
-  Result<void> routed = Route(job, known.segment);
-  if (routed || known.refreshed) return routed;
+Result<void> MultiTransport::WithFreshTarget(SegmentId id, Targets& targets, Deadline deadline,
+                                             const std::function<Result<void>(const SegmentPtr&)>& attempt) const {
+  Targets::Known& known = *MC_TRY(targets.Get(id));
+  Result<void> done = attempt(known.segment);
+  if (done || known.refreshed) return done;
   known.refreshed = true;
-  auto fresh = parts_.segments.Refresh(job.target, deadline);
+  auto fresh = parts_.segments.Refresh(id, deadline);
   if (!fresh) {
-    return Error(routed.error().code(), "{} (and it cannot be asked again: {})", routed.error().message(),
+    return Error(done.error().code(), "{} (and it cannot be asked again: {})", done.error().message(),
                  fresh.error().message());
   }
   known.segment = std::move(*fresh);
-  return Route(job, known.segment);
+  return attempt(known.segment);
 }
 
 Result<std::vector<TransferJobPtr>> MultiTransport::Plan(std::span<const TransferRequest> requests, Targets& targets,
                                                          Deadline deadline) {
   std::vector<TransferJobPtr> jobs;
   jobs.reserve(requests.size());
+  KnownRuntime runtime;
   for (const TransferRequest& request : requests) {
     MC_TRY(Validate(request));
-    MC_TRY(targets.Get(request.target));
     TransferJobPtr& job = jobs.emplace_back();
-    if (request.length == 0) continue;
+    if (request.length == 0) {
+      MC_TRY(WithFreshTarget(request.target, targets, deadline, [&](const SegmentPtr& segment) -> Result<void> {
+        if (segment->Find(request.target_address, 0) != nullptr) return {};
+        return NotRegistered(*segment, request.target_address, 0);
+      }));
+      continue;
+    }
     job = std::make_unique<TransferJob>();
     job->opcode = request.opcode;
     job->target = request.target;
     job->target_address = request.target_address;
-    MC_TRY(FillLocal(*job, request.local, request.length));
-    MC_TRY(RouteOrRefresh(*job, targets, deadline));
+    MC_TRY(FillLocal(*job, request.local, request.length, runtime));
+    MC_TRY(WithFreshTarget(request.target, targets, deadline,
+                           [&](const SegmentPtr& segment) { return Route(*job, segment); }));
   }
   return jobs;
 }
@@ -295,7 +308,7 @@ Result<void> MultiTransport::SubmitGranted(const std::shared_ptr<Batch>& batch, 
     batch->End(MC_TRY(batch->Add({&request, 1})), {});
     return {};
   }
-  MC_TRY(RouteOrRefresh(*job, targets, deadline));
+  MC_TRY(WithFreshTarget(target, targets, deadline, [&](const SegmentPtr& segment) { return Route(*job, segment); }));
   job->item = MC_TRY(batch->Add({&request, 1}));
   Operations operations(parts_.transports.size());
   const size_t transport = job->transport;
@@ -345,9 +358,8 @@ void MultiTransport::CancelIn(BatchId tag) {
 }
 
 void MultiTransport::Ended(TransferJobPtr job, Result<void> result) {
-  // What became of this process's own memory is no question of descriptors.
-  if (!result && !job->second_attempt && job->segment->generation != parts_.generation && !job->of->Canceled()) {
-    const std::optional<Duration> patience = Patience(result.error());
+  if (!result && !job->second_attempt && !job->of->Canceled()) {
+    const auto patience = Patience(result.error(), job->segment->generation == parts_.generation);
     if (patience && reroutes_.Add(job, result.error(), *patience)) return;
   }
   Finish(*job, result);

@@ -66,11 +66,15 @@ class MultiTransport {
   // Targets of one Submit call: each looked up once, and refreshed once at most.
   class Targets;
 
-  Result<void> FillLocal(TransferJob& job, void* address, size_t length);
+  // Of one Submit call: asked for at the first address that needs it.
+  using KnownRuntime = std::optional<std::shared_ptr<NpuRuntime>>;
+  Result<void> FillLocal(TransferJob& job, void* address, size_t length, KnownRuntime& known);
   std::shared_ptr<NpuRuntime> UsedRuntime();
   // Sets the job's segment, region and transport.
   Result<void> Route(TransferJob& job, const SegmentPtr& segment) const;
-  Result<void> RouteOrRefresh(TransferJob& job, Targets& targets, Deadline deadline) const;
+  // The attempt with the target as known; when it fails, once more with the target as it is now.
+  Result<void> WithFreshTarget(SegmentId id, Targets& targets, Deadline deadline,
+                               const std::function<Result<void>(const SegmentPtr&)>& attempt) const;
   std::string WhyNone(const TransferJob& job) const;
   std::string WhyNot(const Transport& transport, const TransferJob& job) const;
   // Everything of a call that needs no batch yet: a job for each request that moves bytes, null for the others.

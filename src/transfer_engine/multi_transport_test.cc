@@ -177,12 +177,16 @@ TEST_F(MultiTransportTest, RangeRegisteredAfterTheLookUpIsFound) {
 TEST_F(MultiTransportTest, NothingToMoveCompletesAtOnce) {
   Open();
   near_.wire().hold = true;
-  TransferRequest nothing{.target = target_};
+  TransferRequest nothing = WriteAll();
+  nothing.target_address += kSize;  // the end is part of the region for who moves nothing
+  nothing.length = 0;
   const auto batch = Begin(nothing, {.notify = TransferNotify{.name = "me", .message = "empty"}});
   ASSERT_TRUE(batch) << batch.error().ToString();
   EXPECT_EQ(WaitFor(*batch).state, TransferState::kCompleted);
   EXPECT_EQ(near_.wire().carried, 0);
   EXPECT_EQ(far_->GetNotifies().size(), 1u);
+  ++nothing.target_address;
+  EXPECT_EQ(Refused(nothing), ErrorCode::ADDRESS_NOT_REGISTERED);
 }
 
 TEST_F(MultiTransportTest, RestartedTargetIsFoundAgainWithinTheRequest) {
@@ -208,6 +212,19 @@ TEST_F(MultiTransportTest, ReRegisteredRangeIsFoundAgainWithinTheRequest) {
   const auto batch = Begin(WriteAll());
   EXPECT_EQ(WaitFor(*batch).state, TransferState::kCompleted);
   EXPECT_EQ(near_.wire().carried, 2);
+}
+
+TEST_F(MultiTransportTest, OwnSegmentIsLookedUpAgainLikeAnyOther) {
+  Open();
+  std::vector<std::byte> own(kSize);
+  ASSERT_TRUE(Register(near_, own));
+  const SegmentId self = *near_->segments().Open(near_->name(), Soon());
+  void* const address = own.data();
+  ASSERT_TRUE(near_->keeper().Unregister({&address, 1}));
+  ASSERT_TRUE(Register(near_, own));
+  const auto batch = Begin(Write(local_, self, own.data()));
+  EXPECT_EQ(WaitFor(*batch).state, TransferState::kCompleted);
+  EXPECT_EQ(own, local_);
 }
 
 TEST_F(MultiTransportTest, RangeThatIsGoneFailsAfterOneLook) {

@@ -26,10 +26,10 @@ class ManualSource final : public SegmentSource {
  public:
   void Fetch(const std::string& name, SegmentPtr, SegmentCompletion done) override {
     std::unique_lock lock(mutex_);
-    ++fetches_;
+    const auto number = static_cast<uint64_t>(++fetches_);
     if (by_itself_) {
       lock.unlock();
-      return done(answer_ ? Result<SegmentPtr>(Described(name, static_cast<uint64_t>(fetches_))) : Nobody());
+      return done(answer_ ? Result<SegmentPtr>(Described(name, number)) : Nobody());
     }
     waiting_.push_back({name, std::move(done)});
     arrived_.notify_all();

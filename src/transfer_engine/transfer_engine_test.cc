@@ -79,7 +79,7 @@ TEST_F(TransferEngineTest, FacadeServesTheWholeLifeOfATransfer) {
   EXPECT_EQ((*described)->regions[0].address, reinterpret_cast<uintptr_t>(memory.data()));
   EXPECT_TRUE((*a)->Probe((*b)->local_name(), Soon()));
   const auto batch = (*a)->AllocateBatch(1);
-  const TransferRequest nothing{.target = *segment};
+  const TransferRequest nothing{.target = *segment, .target_address = reinterpret_cast<uintptr_t>(memory.data())};
   ASSERT_TRUE((*a)->Submit(*batch, {&nothing, 1}));
   EXPECT_EQ((*a)->Wait(*batch, Soon())->state, TransferState::kCompleted);
   EXPECT_EQ((*a)->TaskStatus(*batch, 0)->state, TransferState::kCompleted);

@@ -123,6 +123,17 @@ TEST(HttpCallTest, DripOfBytesCostsTheDeadline) {
   EXPECT_THAT(answer.error().message(), HasSubstr("the deadline passed"));
 }
 
+TEST(TcpStreamTest, BytesThatAreThereDoNotExtendTheDeadline) {
+  const ScriptedServer server("ab");
+  auto stream = TcpStream::Connect({"127.0.0.1", server.port()}, Later());
+  ASSERT_TRUE(stream && stream->Send("?", Later()));
+  char byte = 0;
+  const auto first = stream->Receive({&byte, 1}, Later());
+  ASSERT_TRUE(first);
+  ASSERT_EQ(*first, 1u);
+  EXPECT_FALSE(stream->Receive({&byte, 1}, Deadline::After({})));
+}
+
 TEST(HttpCallTest, NobodyThereIsAnError) {
   const auto answer = Ask(FreePort());
   ASSERT_FALSE(answer);

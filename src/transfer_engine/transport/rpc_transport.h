@@ -4,8 +4,8 @@
 #include "common/executor.h"
 #include "device/staging_pool.h"
 #include "rpc/rpc_server.h"
-#include "transfer_engine/window_transport.h"
 #include "transfer_engine/window_table.h"
+#include "transfer_engine/window_transport.h"
 
 namespace mooncake {
 

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <system_error>
 #include <thread>
 
 #include "common/check.h"
@@ -32,7 +33,11 @@ void InParallel(size_t steps, const std::function<void(size_t)>& step) {
   };
   std::vector<std::thread> helpers;
   const size_t processors = std::max(1u, std::thread::hardware_concurrency());
-  for (size_t i = 1; i < std::min({steps, kMaxThreads, processors}); ++i) helpers.emplace_back(work);
+  try {
+    for (size_t i = 1; i < std::min({steps, kMaxThreads, processors}); ++i) helpers.emplace_back(work);
+  } catch (const std::system_error&) {
+    // No more threads to be had: those that there are do it.
+  }
   work();
   for (std::thread& helper : helpers) helper.join();
 }

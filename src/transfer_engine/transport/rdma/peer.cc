@@ -8,6 +8,7 @@
 namespace mooncake::rdma {
 namespace {
 
+constexpr size_t kMaxDistances = 256;
 constexpr size_t kSignalEvery = 4;  // request of a chain; the last one always asks for a completion
 
 Topology TopologyOf(const SegmentDescriptor& peer) {
@@ -105,6 +106,7 @@ void Peer::Add(Prepared prepared) {
 
 std::shared_ptr<const std::vector<uint8_t>> Peer::DistancesFor(const TransferOperation& operation) {
   const std::string local = operation.local_use ? operation.local_use.region().published.location : "*";
+  if (distances_.size() >= kMaxDistances) distances_.clear();  // a peer names its locations as it likes
   auto& distances = distances_[{local, operation.region.location}];
   if (distances == nullptr) {
     std::vector<Rail> rails;
@@ -375,6 +377,7 @@ Slice Peer::TakeOldest(Lane& lane) {
 void Peer::Succeeded(Lane& lane, const Slice& slice) {
   lane.progress = SteadyClock::Instance().Now();
   rails_[lane.rail].failures = 0;
+  trouble_.clear();
   fabric_.meters.slices.Add();
   fabric_.meters.slice_bytes.Add(slice.length);
   DropSlice(slice);

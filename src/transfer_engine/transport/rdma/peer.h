@@ -195,6 +195,7 @@ class Peer : public Chore, public std::enable_shared_from_this<Peer> {
 
   // peer_connect.cc: on the agenda's thread; releases the lock in between.
   void Watch(Lock& lock);
+  void OnWatchEnd(const Status& why);
   void Call(Lock& lock, uint16_t method, std::string body, std::function<void(Peer&, Result<std::string>)> then);
   void AdvanceHandshake(Lock& lock, TimePoint now);
   std::vector<size_t> LanesToConnect(TimePoint now, TimePoint* next) const;  // `next`: when there may be more
@@ -218,6 +219,9 @@ class Peer : public Chore, public std::enable_shared_from_this<Peer> {
   std::optional<Status> dead_;
   bool gone_ = false;
   bool watched_ = false;
+  TimePoint watch_again_{};  // not before
+  bool answered_ = false;    // it was there since it is watched
+  std::string trouble_;      // the last, for those who wait in vain
   uint64_t epoch_ = 0;
   uint64_t next_id_ = 1;
   std::vector<RailState> rails_;

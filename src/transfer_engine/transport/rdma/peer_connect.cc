@@ -1,5 +1,6 @@
 // A peer's control connection: the watch over the peer, and the handshake that brings queue pairs up.
 #include <algorithm>
+#include <cerrno>
 
 #include "protocol/methods.h"
 #include "transfer_engine/transport/rdma/peer.h"
@@ -7,6 +8,7 @@
 namespace mooncake::rdma {
 namespace {
 
+constexpr Duration kWatchAgain = std::chrono::milliseconds(200);
 constexpr Duration kForEver = std::chrono::hours(24 * 365 * 10);
 
 // Why the control connection ended, or could not be made, as the operations report it.
@@ -27,19 +29,33 @@ void Peer::Watch(Lock& lock) {
   watched_ = true;
   lock.unlock();
   Result<std::shared_ptr<rpc::RpcClient>> link = fabric_.links.To(target_->control, target_->generation);
-  if (link) {
-    link_ = *link;
-    link_->CallAsync(protocol::kEngineWatch, {}, {}, Deadline::After(kForEver),
-                     [self = shared_from_this()](Result<std::string> answer) {
-                       const Status why = answer ? Status(ErrorCode::RPC_FAIL, "it does not want to be watched")
-                                                 : std::move(answer).error();
-                       Lock inner(self->mutex_);
-                       if (!self->gone_) self->Die(Translate(why, self->PeerName()));
-                       self->Report(inner);
-                     });
-  }
+  const bool connected = link && (*link)->connected();
   lock.lock();
-  if (!link) Die(Translate(link.error(), PeerName()));
+  if (!link) return Die(Translate(link.error(), PeerName()));
+  answered_ = connected;
+  link_ = *link;
+  lock.unlock();
+  link_->CallAsync(
+      protocol::kEngineWatch, {}, {}, Deadline::After(kForEver),
+      [self = shared_from_this()](Result<std::string> answer) {
+        Lock inner(self->mutex_);
+        if (!self->gone_) {
+          self->OnWatchEnd(answer ? Status(ErrorCode::RPC_FAIL, "it does not want to be watched") : answer.error());
+        }
+        self->Report(inner);
+      });
+  lock.lock();
+}
+
+// A peer that was there is gone, and so is one where nobody listens. One that is only slow to come is waited for, as
+// long as somebody does.
+void Peer::OnWatchEnd(const Status& why) {
+  const bool unreachable = why.code() == ErrorCode::RPC_FAIL && why.vendor_code() != ECONNREFUSED;
+  if (answered_ || !unreachable || !HasWork()) return Die(Translate(why, PeerName()));
+  trouble_ = why.message();
+  watched_ = false;
+  watch_again_ = SteadyClock::Instance().Now() + kWatchAgain;
+  agenda_->Now(shared_from_this());
 }
 
 // `then` runs with the lock, and may take a second call as little as this may.
@@ -48,6 +64,7 @@ void Peer::Call(Lock& lock, uint16_t method, std::string body, std::function<voi
   link_->CallAsync(method, std::move(body), {}, Deadline::After(fabric_.options.handshake_timeout),
                    [self = shared_from_this(), then = std::move(then)](Result<std::string> answer) {
                      Lock inner(self->mutex_);
+                     if (answer) self->answered_ = true;
                      if (!self->gone_) then(*self, std::move(answer));
                      self->Report(inner);
                    });
@@ -55,7 +72,7 @@ void Peer::Call(Lock& lock, uint16_t method, std::string body, std::function<voi
 }
 
 void Peer::AdvanceHandshake(Lock& lock, TimePoint now) {
-  if (!dead_ && !watched_) Watch(lock);
+  if (!dead_ && !watched_ && HasWork() && now >= watch_again_) Watch(lock);
   if (dead_) return EndHandshake(lock, false);
   if (handshake_.step == Step::kConnecting || handshake_.step == Step::kReadying) {
     if (!handshake_.answer) return;
@@ -65,7 +82,7 @@ void Peer::AdvanceHandshake(Lock& lock, TimePoint now) {
   }
   handshake_.step = Step::kNone;
   TimePoint next = TimePoint::max();
-  const std::vector<size_t> lanes = HasWork() ? LanesToConnect(now, &next) : std::vector<size_t>();
+  const std::vector<size_t> lanes = HasWork() && watched_ ? LanesToConnect(now, &next) : std::vector<size_t>();
   if (lanes.empty()) return;
   if (!fabric_.gate.Enter(shared_from_this())) {
     handshake_.step = Step::kWaiting;
@@ -216,6 +233,7 @@ void Peer::HandshakeFailed(Lock& lock, const Status& status) {
     default:
       break;
   }
+  trouble_ = status.message();
   for (const size_t index : handshake_.lanes) PauseRail(lanes_[index].rail, status.message());
   EndHandshake(lock, true);
 }

@@ -42,7 +42,7 @@ TimePoint Peer::NextDue(TimePoint now) const {
   }
   if (handshake_.step == Step::kNone && !dead_ && HasWork()) {
     TimePoint next = TimePoint::max();
-    due = std::min(due, LanesToConnect(now, &next).empty() ? next : now);
+    due = std::min(due, watched_ ? (LanesToConnect(now, &next).empty() ? next : now) : watch_again_);
   }
   return due;
 }
@@ -59,14 +59,11 @@ void Peer::ExpireWorks(TimePoint now) {
     StopSlicesOf(work);
     if (work.failure) continue;  // cancelled, and its slices did not end by themselves
     fabric_.meters.timeouts.Add();
-    std::string trouble;
-    for (const RailState& rail : rails_) {
-      if (rail.failures > 0) trouble = fmt::format("; last trouble: {}", rail.reason);
-    }
     Fail(work,
          Status(ErrorCode::TRANSFER_TIMEOUT,
-                fmt::format("{} B at {:#x} of {}: the deadline passed{}", work.operation.length(),
-                            work.operation.target_address, PeerName(), trouble)),
+                fmt::format("{} B at {:#x} of {}: the deadline passed{}{}", work.operation.length(),
+                            work.operation.target_address, PeerName(),
+                            trouble_.empty() ? "" : "; last trouble: ", trouble_)),
          TimePoint::max());
   }
 }
@@ -109,6 +106,7 @@ void Peer::PauseRail(size_t index, std::string reason) {
   const Duration pause = fabric_.options.pause_first * (int64_t{1} << std::min(rail.failures, 16));
   rail.paused_until = now + std::min(pause, fabric_.options.pause_last);
   rail.reason = std::move(reason);
+  trouble_ = rail.reason;
   fabric_.meters.rails_paused.Add();
   ++rail.failures;
 }
@@ -144,11 +142,13 @@ void Peer::OnPortChange(size_t device, const PortState& now) {
     if (rail.rail.local != device) continue;
     for (Lane& lane : lanes_) {
       if (lane.rail != i || lane.state != LaneState::kUp) continue;
-      const bool same_address = std::ranges::equal(lane.pair->Address().gid, now.gid.gid);
+      const QueueAddress address = lane.pair->Address();
+      const bool same_address = std::ranges::equal(address.gid, now.gid.gid) && address.lid == now.lid;
       if (!now.active || now.failed || !same_address) EndLane(lane);
     }
     rail.failures = 0;
     rail.reason = fmt::format("port of {} {}", fabric_.device_names[device], now.active ? "came back" : "went down");
+    trouble_ = rail.reason;
     rail.paused_until = SteadyClock::Instance().Now() + fabric_.options.link_settle;
   }
   agenda_->Now(shared_from_this());

@@ -95,6 +95,48 @@ class OtherProcess {
   SegmentPtr segment_;
 };
 
+// Keeps `depth` operations of `bytes` under way for some seconds; MB/s.
+double Throughput(TestNode& node, const TestMemory& local, const OtherProcess& other, TransferOpcode opcode,
+                  size_t bytes, size_t depth, Duration duration) {
+  std::mutex mutex;
+  std::condition_variable changed;
+  size_t under_way = 0;
+  size_t moved = 0;
+  const TimePoint begin = std::chrono::steady_clock::now();
+  std::unique_lock lock(mutex);
+  for (size_t i = 0; std::chrono::steady_clock::now() - begin < duration; ++i) {
+    changed.wait(lock, [&] { return under_way < depth; });
+    ++under_way;
+    lock.unlock();
+    const size_t offset = i * bytes % (kMemory - bytes + 1);
+    std::vector<TransferOperation> operations;
+    operations.push_back(node.Operation(opcode, local.Range(offset, bytes), other.segment(), other.address() + offset,
+                                        seconds(100), [&](Result<void> result) {
+                                          std::lock_guard inner(mutex);
+                                          if (result) moved += bytes;
+                                          --under_way;
+                                          changed.notify_one();
+                                        }));
+    node.transport().Submit(std::move(operations), Caller::kGoesOn);
+    lock.lock();
+  }
+  changed.wait(lock, [&] { return under_way == 0; });
+  return static_cast<double>(moved) / std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() /
+         1e6;
+}
+
+// bench read|write BYTES DEPTH MILLISECONDS; prints one number.
+int Bench(const std::string& opcode, size_t bytes, size_t depth, Duration duration) {
+  TestNode node({.devices = {"rxe0"}, .rdma = RdmaOptions::FromEnvironment().value()});
+  const TestMemory local(kMemory);
+  if (!node.Open() || !node.Register(local)) return 1;
+  OtherProcess other("rxe1");
+  const auto move = opcode == "read" ? TransferOpcode::kRead : TransferOpcode::kWrite;
+  (void)Throughput(node, local, other, move, bytes, depth, milliseconds(200));
+  std::cout << fmt::format("{:.1f}\n", Throughput(node, local, other, move, bytes, depth, duration));
+  return 0;
+}
+
 // ---- tests
 
 void Link(const std::string& name, bool up) {
@@ -373,30 +415,6 @@ TEST_F(RdmaDeviceTest, TwoHundredHandshakesAtOnceAllSucceed) {
   for (size_t i = 1; i <= kSources * kTargets; ++i) EXPECT_EQ(memory.Wrong(i * 4096, 4096, 5), 0u) << i;
 }
 
-// Prints; asserts nothing about speed.
-TEST_F(RdmaDeviceTest, Throughput) {
-  OpenOneRail();
-  Connect();
-  for (const size_t bytes : {64ul << 10, 1ul << 20, 16ul << 20}) {
-    for (const TransferOpcode opcode : {TransferOpcode::kWrite, TransferOpcode::kRead}) {
-      const size_t in_flight = std::max<size_t>(2, std::min<size_t>(16, kMemory / bytes));
-      const TimePoint begin = std::chrono::steady_clock::now();
-      size_t moved = 0;
-      while (std::chrono::steady_clock::now() - begin < seconds(3)) {
-        TransferGroup group;
-        for (size_t i = 0; i < in_flight; ++i) Start(group, opcode, i * bytes % kMemory, bytes);
-        ASSERT_TRUE(group.Wait());
-        for (const auto& result : group.Results()) ASSERT_TRUE(result.has_value()) << result.error().ToString();
-        moved += in_flight * bytes;
-      }
-      const double took = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-      std::cout << fmt::format("{} {} B x {}: {:.1f} MB/s\n", opcode == TransferOpcode::kRead ? "read " : "write",
-                               bytes, in_flight, static_cast<double>(moved) / took / 1e6)
-                << std::flush;
-    }
-  }
-}
-
 }  // namespace
 }  // namespace mooncake::rdma
 
@@ -406,6 +424,10 @@ int main(int argc, char** argv) {
     std::istringstream names(argv[2]);
     for (std::string name; std::getline(names, name, ',');) devices.push_back(name);
     return mooncake::rdma::Serve(devices, std::stoull(argv[3]), std::stoull(argv[4]));
+  }
+  if (argc == 6 && std::string(argv[1]) == "bench") {
+    return mooncake::rdma::Bench(argv[2], std::stoull(argv[3]), std::stoull(argv[4]),
+                                 std::chrono::milliseconds(std::stoull(argv[5])));
   }
   testing::InitGoogleTest(&argc, argv);
   if (getenv("RXE_VM") == nullptr) {

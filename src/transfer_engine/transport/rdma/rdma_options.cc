@@ -27,9 +27,9 @@ Result<void> Read(const env::Variable& variable, int64_t low, int64_t high, T& v
 Result<RdmaOptions> RdmaOptions::FromEnvironment() {
   RdmaOptions options;
   MC_TRY(Read(env::kIbPort, 1, 255, options.port));
-  MC_TRY(Read(env::kNcclGidIndex, -1, 65535, options.gid_index));
-  MC_TRY(Read(env::kIbGidIndex, -1, 65535, options.gid_index));
-  MC_TRY(Read(env::kGidIndex, -1, 65535, options.gid_index));
+  MC_TRY(Read(env::kNcclGidIndex, -1, 255, options.gid_index));
+  MC_TRY(Read(env::kIbGidIndex, -1, 255, options.gid_index));
+  MC_TRY(Read(env::kGidIndex, -1, 255, options.gid_index));
   MC_TRY(Read(env::kRdmaMtu, 256, 4096, options.mtu_bytes));
   if (!std::has_single_bit(options.mtu_bytes)) {
     return Error(ErrorCode::INVALID_PARAMS, "{}={} is none of 256, 512, 1024, 2048 and 4096", env::kRdmaMtu.name,

@@ -2,6 +2,7 @@
 #include "transfer_engine/transport/rdma/rdma_transport.h"
 
 #include <algorithm>
+#include <span>
 
 #include "common/check.h"
 #include "common/log.h"
@@ -36,12 +37,16 @@ uint64_t AddressOf(const MemoryRange& range) {
   return reinterpret_cast<uint64_t>(std::get<HostRange>(range).data());
 }
 
-// Whether every piece has a key for each of the devices.
-bool HasKeys(const SegmentRegion& region, size_t devices) {
-  const size_t pieces =
-      region.mr_piece_bytes == 0 ? 1 : (region.length + region.mr_piece_bytes - 1) / region.mr_piece_bytes;
-  return devices > 0 && region.rkeys.size() >= pieces &&
-         std::ranges::all_of(region.rkeys, [devices](const auto& row) { return row.size() >= devices; });
+// Whether the pieces around this part of the region have a key for each of the devices.
+bool HasKeys(const SegmentRegion& region, uint64_t address, uint64_t length, size_t devices) {
+  if (devices == 0 || length == 0 || !region.Covers(address, length)) return false;
+  const auto piece = [&](uint64_t at) {
+    return region.mr_piece_bytes == 0 ? 0 : (at - region.address) / region.mr_piece_bytes;
+  };
+  const size_t last = piece(address + length - 1);
+  if (last >= region.rkeys.size()) return false;
+  const auto rows = std::span(region.rkeys).subspan(piece(address), last - piece(address) + 1);
+  return std::ranges::all_of(rows, [devices](const auto& row) { return row.size() >= devices; });
 }
 
 }  // namespace
@@ -127,7 +132,7 @@ std::vector<RdmaTransport::PeerPtr> RdmaTransport::Peers() const {
 bool RdmaTransport::Reaches(const MemoryRange& local, const SegmentDescriptor& target,
                             const SegmentRegion& region) const {
   if (!IsHost(local) || std::ranges::find(target.protocols, name()) == target.protocols.end()) return false;
-  return HasKeys(region, target.devices.size()) && memory_->Covers(AddressOf(local), SizeOf(local));
+  return HasKeys(region, region.address, 1, target.devices.size()) && memory_->Covers(AddressOf(local), SizeOf(local));
 }
 
 Result<void> RdmaTransport::RegisterRegion(Region& region) {
@@ -172,8 +177,7 @@ Result<Peer::Prepared> RdmaTransport::Prepare(TransferOperation& operation) {
   }
   if (!IsHost(operation.local)) return Error(ErrorCode::TRANSFER_FAIL, "rdma does not move NPU memory");
   const uint64_t local = AddressOf(operation.local);
-  if (!HasKeys(operation.region, operation.target->devices.size()) ||
-      !operation.region.Covers(operation.target_address, operation.length())) {
+  if (!HasKeys(operation.region, operation.target_address, operation.length(), operation.target->devices.size())) {
     return Error(ErrorCode::ADDRESS_NOT_REGISTERED, "[{:#x}, +{}) is not registered with RDMA devices at {}",
                  operation.target_address, operation.length(), operation.target->name);
   }

@@ -139,10 +139,11 @@ TEST_F(ShmProcessTest, KilledPeerEndsEveryOperationAndLaterOnesSayThatTheSegment
   std::atomic<size_t> stale{0};
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&, t] {
-      Bytes local(kSize);
+      Bytes local(kSize / 4);
+      const uint64_t address = child.address() + static_cast<uint64_t>(t) * local.size();  // its own part
       for (;;) {
-        const auto result = Do(*node.transport, t % 2 == 0 ? kRead : kWrite, HostRange(local), child.segment(),
-                               child.address(), t < 2 ? Caller::kWaits : Caller::kGoesOn);
+        const auto result = Do(*node.transport, t % 2 == 0 ? kRead : kWrite, HostRange(local), child.segment(), address,
+                               t < 2 ? Caller::kWaits : Caller::kGoesOn);
         begun.Pass();
         if (result || result.error().code() == ErrorCode::TRANSFER_FAIL) continue;
         if (result.error().code() == ErrorCode::STALE_SEGMENT) ++stale;

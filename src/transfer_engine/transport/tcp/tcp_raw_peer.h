@@ -95,6 +95,8 @@ class RawTarget {
     }
     const int flags = 0;
     MC_CHECK(fcntl(socket_.fd(), F_SETFL, flags) == 0, "blocking");
+    const timeval limit{.tv_sec = 30};
+    (void)setsockopt(socket_.fd(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof(limit));
   }
   RawConnection Accept() { return RawConnection(Socket(accept4(socket_.fd(), nullptr, nullptr, SOCK_CLOEXEC))); }
   RawConnection AcceptAndWelcome() {

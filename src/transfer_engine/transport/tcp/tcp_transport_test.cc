@@ -15,10 +15,15 @@ using Bytes = std::vector<std::byte>;
 constexpr auto kRead = TransferOpcode::kRead;
 constexpr auto kWrite = TransferOpcode::kWrite;
 
+// A random block over and over; its length fits no size of anything else here, so that bytes out of place show.
 Bytes Pattern(size_t size, uint32_t seed) {
-  Bytes bytes(size);
+  Bytes block(65'521);
   std::minstd_rand random(seed + 1);
-  for (std::byte& byte : bytes) byte = static_cast<std::byte>(random() >> 7);
+  for (std::byte& byte : block) byte = static_cast<std::byte>(random() >> 7);
+  Bytes bytes(size);
+  for (size_t at = 0; at < size; at += block.size()) {
+    std::memcpy(bytes.data() + at, block.data(), std::min(block.size(), size - at));
+  }
   return bytes;
 }
 
@@ -51,7 +56,7 @@ TEST_F(TcpTransportTest, EverySizeArrivesAtItsOffsetAndNowhereElse) {
   for (const size_t size : {size_t{1}, size_t{7}, size_t{4095}, size_t{4096}, size_t{8191}, size_t{8192}, size_t{65537},
                             size_t{1} << 20, (size_t{1} << 20) + 1, size_t{5'000'003}, size_t{64} << 20}) {
     const size_t offset = size % 4099 + 3;
-    std::fill(memory_.begin(), memory_.end(), std::byte{0xee});
+    memory_[offset - 1] = memory_[offset + size] = std::byte{0xee};
     Bytes sent = Pattern(size, static_cast<uint32_t>(size));
     const auto written = Move(kWrite, sent, offset);
     ASSERT_TRUE(written) << size << ": " << written.error().ToString();
@@ -188,7 +193,7 @@ TEST_F(TcpTransportTest, AStalledWriterDoesNotHoldARegionThatGoes) {
   auto stalled = RawConnection::To(target_.transport().port());
   ASSERT_EQ(stalled.Greet({.target = target_.generation()}), ErrorCode::OK);
   ASSERT_TRUE(stalled.Send(Request{
-      .operation = Operation::kWrite, .key = region_->published.key, .address = region_->address, .length = 1 << 20}));
+      .operation = Operation::kWrite, .length = 1 << 20, .key = region_->published.key, .address = region_->address}));
   ASSERT_TRUE(stalled.Send(Bytes(1000, std::byte{1}).data(), 1000));
   // Its connection is served, so its use may have begun; in either case it does not stay.
   EXPECT_TRUE(target_.Unregister(region_, Soon()));
@@ -208,7 +213,7 @@ TEST_F(TcpTransportTest, AStalledReaderDoesNotHoldAGrantThatIsRevoked) {
   auto stalled = RawConnection::To(target_.transport().port(), 4096);
   ASSERT_EQ(stalled.Greet({.target = target_.generation()}), ErrorCode::OK);
   for (uint64_t id = 0; id < 4; ++id) {
-    ASSERT_TRUE(stalled.Send(Request{.id = id, .key = key, .address = region_->address, .length = 16 << 20}));
+    ASSERT_TRUE(stalled.Send(Request{.length = 16 << 20, .id = id, .key = key, .address = region_->address}));
   }
   Reply reply;
   ASSERT_TRUE(stalled.Receive(reply));  // so it has begun, and cannot end: it takes no more
@@ -227,14 +232,14 @@ TEST_F(TcpTransportTest, AFencedProcessChangesNothingAnyMore) {
   auto writer = RawConnection::To(target_.transport().port());
   ASSERT_EQ(writer.Greet({.initiator = zombie, .target = target_.generation()}), ErrorCode::OK);
   ASSERT_TRUE(writer.Send(Request{
-      .operation = Operation::kWrite, .key = region_->published.key, .address = region_->address, .length = 8192}));
+      .operation = Operation::kWrite, .length = 8192, .key = region_->published.key, .address = region_->address}));
   auto other = RawConnection::To(target_.transport().port());
   ASSERT_EQ(other.Greet({.initiator = Uuid::Random(), .target = target_.generation()}), ErrorCode::OK);
   target_.transport().Fence(zombie);
   (void)writer.Send(Bytes(8192, std::byte{9}).data(), 8192);
   EXPECT_TRUE(writer.IsClosedByPeer());
   EXPECT_EQ(memory_, Bytes(memory_.size()));
-  ASSERT_TRUE(other.Send(Request{.key = region_->published.key, .address = region_->address, .length = 0}));
+  ASSERT_TRUE(other.Send(Request{.length = 0, .key = region_->published.key, .address = region_->address}));
   Reply reply;
   EXPECT_TRUE(other.Receive(reply)) << "others are not concerned";
   auto again = RawConnection::To(target_.transport().port());
@@ -246,7 +251,7 @@ TEST_F(TcpTransportTest, AConnectionIsLetGoOfBeforeItsSuccessorIsAnswered) {
   auto first = RawConnection::To(target_.transport().port());
   ASSERT_EQ(first.Greet(hello), ErrorCode::OK);
   ASSERT_TRUE(first.Send(Request{
-      .operation = Operation::kWrite, .key = region_->published.key, .address = region_->address, .length = 4096}));
+      .operation = Operation::kWrite, .length = 4096, .key = region_->published.key, .address = region_->address}));
   auto second = RawConnection::To(target_.transport().port());
   ASSERT_EQ(second.Greet(hello), ErrorCode::OK);
   (void)first.Send(Bytes(4096, std::byte{5}).data(), 4096);
