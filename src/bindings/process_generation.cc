@@ -1,4 +1,4 @@
-// Counting forks.
+// Counts the forks that led to this process.
 #include "bindings/process_generation.h"
 
 #include <pthread.h>

@@ -157,6 +157,20 @@ TEST(ManagedBuffersTest, OneEmptyArenaIsKeptAndTheOthersGoBack) {
   EXPECT_EQ(source.allocations(), 3U);
 }
 
+TEST(ManagedBuffersTest, ArenaInUseIsKeptBesideAnEmptyOne) {
+  CountingSource source;
+  ManagedBuffers buffers(source.Get());
+  void* const whole = *buffers.Allocate(ManagedBuffers::kLargestClass);
+  void* const half = *buffers.Allocate(ManagedBuffers::kLargestClass / 2);
+  void* const other_half = *buffers.Allocate(ManagedBuffers::kLargestClass / 2);
+  EXPECT_TRUE(buffers.Free(whole, ManagedBuffers::kLargestClass));
+  EXPECT_TRUE(buffers.Free(half, ManagedBuffers::kLargestClass / 2));
+  EXPECT_EQ(source.count(), 2U);
+  std::memset(other_half, 1, 4096);
+  EXPECT_TRUE(buffers.Free(other_half, ManagedBuffers::kLargestClass / 2));
+  EXPECT_EQ(source.count(), 1U);
+}
+
 TEST(ManagedBuffersTest, RefusalOfTheSourceIsTheAnswerAndCountsNothing) {
   CountingSource source;
   ManagedBuffers buffers(source.Get());

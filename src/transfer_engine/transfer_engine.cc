@@ -9,7 +9,8 @@ TransferEngine::TransferEngine(std::unique_ptr<internal::EngineCore> core) : cor
 TransferEngine::~TransferEngine() = default;
 
 Result<std::unique_ptr<TransferEngine>> TransferEngine::Open(TransferEngineOptions options) {
-  return std::unique_ptr<TransferEngine>(new TransferEngine(MC_TRY(internal::EngineCore::Open(std::move(options)))));
+  auto core = MC_TRY(internal::EngineCore::Open(std::move(options)));  // outside of new, which it would leave
+  return std::unique_ptr<TransferEngine>(new TransferEngine(std::move(core)));
 }
 
 Result<std::unique_ptr<TransferEngine>> TransferEngine::OpenOn(TransferEngineOptions options, Host host) {

@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -142,8 +143,8 @@ arguments = session, local.ctypes.data, address, local.nbytes
 assert engine.transfer_sync_write(*arguments) == 0
 print("ready", flush=True)
 sys.stdin.readline()
-print("blocked", flush=True)
 try:
+    print("blocked", flush=True)
     if sys.argv[3] == "sync":
         print("returned", engine.transfer_sync_write(*arguments))
     else:
@@ -154,8 +155,17 @@ except KeyboardInterrupt:
 """
 
 
+def wait_until_asleep(pid):
+    """Until the main thread has been found waiting many times in a row."""
+    seen = 0
+    while seen < 200:
+        state = (Path(f"/proc/{pid}/task/{pid}/stat").read_text().rpartition(")")[2].split()[0])
+        seen = seen + 1 if state == "S" else 0
+
+
 @pytest.mark.parametrize("kind", ["sync", "async"])
-def test_ctrl_c_ends_a_waiting_call(start_peer, tcp, kind):
+def test_ctrl_c_ends_a_waiting_call(start_peer, tcp, kind, monkeypatch):
+    monkeypatch.setenv("MC_TRANSFER_TIMEOUT", "3600")  # nothing else ends it
     peer = start_peer()
     process = start_python(INTERRUPTED, peer.session, peer.address, kind)
     assert process.stdout.readline() == "ready\n"
@@ -163,9 +173,14 @@ def test_ctrl_c_ends_a_waiting_call(start_peer, tcp, kind):
     process.stdin.write("\n")
     process.stdin.flush()
     assert process.stdout.readline() == "blocked\n"
+    wait_until_asleep(process.pid)
     process.send_signal(signal.SIGINT)
-    assert process.communicate(timeout=60)[0] == "interrupted\n"
-    assert process.returncode == 0
+    try:
+        assert process.communicate(timeout=30)[0] == "interrupted\n"
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        process.wait()
 
 
 LIVE_AT_EXIT = """
