@@ -82,15 +82,15 @@ Result<void> EngineCore::Start(std::optional<TransferEngine::Host> host, EngineP
                                  .generation = base_.generation,
                                  .bind_host = address.bind,
                                  .advertised = base_.control};
-  transports_ =
-      std::make_unique<MultiTransport>(MultiTransport::Parts{.transports = MC_TRY(parts.open_transports(context)),
-                                                             .regions = regions_,
-                                                             .segments = *segments_,
-                                                             .links = *links_,
-                                                             .metrics = metrics_,
-                                                             .generation = base_.generation,
-                                                             .default_timeout = options_.default_timeout,
-                                                             .npu = std::move(parts.npu)});
+  auto transports = MC_TRY(parts.open_transports(context));
+  transports_ = std::make_unique<MultiTransport>(MultiTransport::Parts{.transports = std::move(transports),
+                                                                       .regions = regions_,
+                                                                       .segments = *segments_,
+                                                                       .links = *links_,
+                                                                       .metrics = metrics_,
+                                                                       .generation = base_.generation,
+                                                                       .default_timeout = options_.default_timeout,
+                                                                       .npu = std::move(parts.npu)});
   self_ = std::make_unique<SelfSegment>(base_, regions_, transports_->transports());
   service_ = std::make_unique<EngineService>(*self_, options_.max_notifies);
   service_->Serve(*server_);
