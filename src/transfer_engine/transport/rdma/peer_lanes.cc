@@ -220,7 +220,8 @@ void Peer::OnTold(const std::vector<uint64_t>& ids, const Result<std::string>& a
   agenda_->Now(shared_from_this());
 }
 
-// The peer has fenced this process: what was begun before must not be carried on.
+// The peer has fenced this process: what was begun before must not be carried on. When that was cannot be known here,
+// so everything under way now counts.
 void Peer::LearnEpoch(uint64_t epoch) {
   if (epoch == epoch_) return;
   epoch_ = epoch;

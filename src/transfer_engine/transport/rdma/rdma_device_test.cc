@@ -252,8 +252,9 @@ TEST_F(RdmaDeviceTest, AKilledPeerEndsItsTransfersSoon) {
     OpenTwoRails();
     Connect();
     TransferGroup group;
-    for (size_t i = 0; i < 32; ++i) {
-      Start(group, i % 2 == 0 ? TransferOpcode::kWrite : TransferOpcode::kRead, i << 20, 1 << 20);
+    // More than can be moved until the killed process has let go of its devices.
+    for (size_t i = 0; i < 1024; ++i) {
+      Start(group, i % 2 == 0 ? TransferOpcode::kWrite : TransferOpcode::kRead, (i % 32) << 20, 1 << 20);
     }
     ASSERT_TRUE(group.WaitFor(2));
     const TimePoint killed = std::chrono::steady_clock::now();
@@ -377,7 +378,8 @@ TEST_F(RdmaDeviceTest, AFencedProcessChangesNothingAndMayComeAgain) {
   Connect();
   local_.Fill(0, kMemory, 1);
   TransferGroup group;
-  for (size_t i = 0; i < 32; ++i) Start(group, TransferOpcode::kWrite, i << 20, 1 << 20);
+  // More than can be moved until the fence stands: what begins after it, before it is known, fails as well.
+  for (size_t i = 0; i < 1024; ++i) Start(group, TransferOpcode::kWrite, (i % 32) << 20, 1 << 20);
   ASSERT_TRUE(group.WaitFor(1));
   other_->Fence(node_->generation());
   other_->Fill(0, kMemory, 2);
