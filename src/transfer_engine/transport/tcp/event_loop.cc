@@ -47,6 +47,12 @@ void EventLoop::Stop() {
   if (!thread_.joinable()) return;
   MC_CHECK(thread_.get_id() != std::this_thread::get_id(), "a loop cannot be stopped from its own thread");
   thread_.join();
+  // What was still to be done may hold this loop.
+  decltype(posted_) posted;
+  decltype(timers_) timers;
+  std::lock_guard lock(mutex_);
+  posted.swap(posted_);
+  timers.swap(timers_);
 }
 
 Result<uint64_t> EventLoop::Watch(int fd, uint32_t events, std::shared_ptr<Handler> handler) {
