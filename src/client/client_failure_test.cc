@@ -74,6 +74,8 @@ class BadOwner {
 
 class FailureTest : public ClusterTest {
  protected:
+  // Its time stands still: no slow machine makes it give up a peer before the test is done with it.
+  FailureTest() { master_ = OpenMaster(0, {}, clock_); }
   std::unique_ptr<RealClient> HastyClient(std::vector<TierConfig> tiers, Duration call_timeout = milliseconds(500)) {
     auto options = OptionsFor(master_->port(), std::move(tiers));
     options.call_timeout = call_timeout;
@@ -500,11 +502,7 @@ class NodeProcess {
   int stdin_ = -1;
 };
 
-class NodeProcessTest : public FailureTest {
- protected:
-  NodeProcessTest() { master_ = OpenMaster(0, {}, clock_); }
-  ManualClock clock_;
-};
+class NodeProcessTest : public FailureTest {};
 
 TEST_F(NodeProcessTest, KilledOwnerIsAnErrorThenAMissAndItsKeysCanBePutAgain) {
   NodeProcess node(master_->port(), 3, 5 * kMiB);

@@ -148,6 +148,7 @@ class ClusterTest : public ::testing::Test {
   }
   std::unique_ptr<RealClient> DramClient(uint64_t capacity = 64 * kMiB) { return Client({DramTierOf(capacity)}); }
 
+  ManualClock clock_;  // for a master whose time stands still; outlives it
   std::unique_ptr<MasterService> master_;
 };
 
