@@ -222,7 +222,8 @@ class TransferBench {
         std::memmove((read ? side.local : other).data() + at, (read ? other : side.local).data() + at, one.bytes);
       }
     });
-    return static_cast<double>(set / one.bytes * one.bytes) / 1e9 / seconds;
+    const size_t moved = set / one.bytes * one.bytes;
+    return static_cast<double>(moved) / 1e9 / seconds;
   }
 
   Result<Measured> Measure(const Side& side, const Case& one) const {

@@ -132,7 +132,7 @@ std::string EngineCore::MetricsText() {
 
 Result<Endpoint> EngineCore::ControlOf(const std::string& name, Deadline deadline) {
   if (metadata_ == nullptr) {
-    const Endpoint peer = MC_TRY(Endpoint::Parse(name));
+    Endpoint peer = MC_TRY(Endpoint::Parse(name));
     if (peer.port == 0) return Error(ErrorCode::INVALID_PARAMS, "'{}' is no host:port", name);
     return peer;
   }

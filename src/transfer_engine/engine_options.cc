@@ -13,7 +13,7 @@ namespace mooncake {
 namespace {
 
 constexpr int64_t kMinTimeoutSeconds = 5;  // below it, transfers that only waited their turn would fail
-constexpr int64_t kMaxTimeoutSeconds = 24 * 3600;
+constexpr int64_t kMaxTimeoutSeconds = 86'400;
 
 std::unexpected<Status> Wrong(const env::Variable& variable, std::string_view value, std::string_view expected) {
   return Error(ErrorCode::INVALID_PARAMS, "{}='{}': {} expected", variable.name, value, expected);

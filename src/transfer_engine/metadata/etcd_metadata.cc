@@ -68,9 +68,12 @@ class EtcdMetadata final : public MetadataStore {
         preferred_.store(index, std::memory_order_relaxed);
         return std::move(answer->body);
       }
-      failed = answer ? HttpError(call, *answer).error() : std::move(answer).error();
-      const bool refused = answer && answer->code < 500;  // by any member
-      if (refused) break;
+      if (!answer) {
+        failed = std::move(answer).error();
+        continue;
+      }
+      failed = HttpError(call, *answer).error();
+      if (answer->code < 500) break;  // any member would refuse it
     }
     return std::unexpected(std::move(failed));
   }

@@ -75,7 +75,7 @@ Nodes ReadNodes(const std::string& root) {
     if (!name.starts_with("node")) continue;
     const auto node = Number(std::string_view(name).substr(4));
     if (!node || *node < 0) continue;
-    std::istringstream line(ReadLine(folder + "/" + name + "/distance"));
+    std::istringstream line(ReadLine(fmt::format("{}/{}/distance", folder, name)));
     nodes.distances[*node] = {std::istream_iterator<int>(line), {}};
   }
   if (nodes.distances.empty()) nodes.distances[0] = {};  // a kernel without NUMA
@@ -99,13 +99,14 @@ std::vector<Device> ReadRdmaDevices(const std::string& root, const Nodes& nodes)
   std::vector<Device> devices;
   const std::string folder = root + "/class/infiniband";
   for (const std::string& name : Names(folder)) {
-    const std::string ports = folder + "/" + name + "/ports";
+    const std::string device = fmt::format("{}/{}/device", folder, name);
+    const std::string ports = fmt::format("{}/{}/ports", folder, name);
     const auto numbers = Names(ports);
     if (numbers.empty()) continue;
     const bool active = std::ranges::any_of(numbers, [&](const std::string& number) {
-      return ReadLine(ports + "/" + number + "/state").contains("ACTIVE");
+      return ReadLine(fmt::format("{}/{}/state", ports, number)).contains("ACTIVE");
     });
-    devices.push_back({name, NodeOf(folder + "/" + name + "/device", nodes), active});
+    devices.push_back({name, NodeOf(device, nodes), active});
   }
   return devices;
 }
@@ -117,7 +118,7 @@ std::vector<int> ReadNpus(const std::string& root, const Nodes& nodes) {
   auto addresses = Names(folder);
   std::ranges::sort(addresses);  // hexadecimal of fixed width
   for (const std::string& address : addresses) {
-    const std::string device = folder + "/" + address;
+    const std::string device = fmt::format("{}/{}", folder, address);
     if (ReadLine(device + "/vendor") != kNpuVendor || !ReadLine(device + "/class").starts_with(kNpuClass)) continue;
     npus.push_back(NodeOf(device, nodes));
   }
@@ -141,6 +142,7 @@ Result<void> KeepOnly(std::span<const std::string> filter, std::vector<Device>& 
   for (const std::string& wanted : filter) {
     if (std::ranges::find(devices, wanted, &Device::name) != devices.end()) continue;
     std::vector<std::string> names;
+    names.reserve(devices.size());
     for (const Device& device : devices) names.push_back(device.name);
     return Error(ErrorCode::DEVICE_NOT_FOUND, "no RDMA device '{}'; this host has {}", wanted,
                  names.empty() ? "none" : fmt::format("{}", fmt::join(names, ", ")));

@@ -114,7 +114,7 @@ inline TransferOperation MakeOperation(TransferOpcode opcode, MemoryRange local,
   operation.opcode = opcode;
   const SegmentRegion* const region = target->Find(address, SizeOf(local));
   if (region != nullptr) operation.region = *region;
-  operation.local = std::move(local);
+  operation.local = local;
   operation.target = std::move(target);
   operation.target_address = address;
   operation.deadline = Deadline::After(std::chrono::seconds(60));
@@ -132,7 +132,7 @@ inline std::vector<TransferOperation> One(TransferOperation operation) {
 inline Result<void> Do(Transport& transport, TransferOpcode opcode, MemoryRange local, const SegmentPtr& target,
                        uint64_t address, Caller caller = Caller::kWaits) {
   Ends ends;
-  transport.Submit(One(MakeOperation(opcode, std::move(local), target, address, ends)), caller);
+  transport.Submit(One(MakeOperation(opcode, local, target, address, ends)), caller);
   return ends.Take(1).front();
 }
 

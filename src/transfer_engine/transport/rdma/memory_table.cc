@@ -33,10 +33,11 @@ void InParallel(size_t steps, const std::function<void(size_t)>& step) {
   };
   std::vector<std::thread> helpers;
   const size_t processors = std::max(1u, std::thread::hardware_concurrency());
+  // Where no more threads are to be had, those that there are do it.
   try {
     for (size_t i = 1; i < std::min({steps, kMaxThreads, processors}); ++i) helpers.emplace_back(work);
-  } catch (const std::system_error&) {
-    // No more threads to be had: those that there are do it.
+  } catch (const std::system_error& error) {
+    log::Debug("registering memory with {} threads: {}", helpers.size() + 1, error.what());
   }
   work();
   for (std::thread& helper : helpers) helper.join();

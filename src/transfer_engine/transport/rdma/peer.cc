@@ -57,6 +57,8 @@ Peer::Peer(Fabric& fabric, SegmentPtr target, std::function<void(const std::shar
       on_gone_(std::move(on_gone)) {
   std::vector<Gid> local;
   std::vector<Gid> remote;
+  local.reserve(fabric_.devices.size());
+  remote.reserve(target_->devices.size());
   for (const RdmaDevice* device : fabric_.devices) local.push_back(device->port().gid.gid);
   for (const SegmentDevice& device : target_->devices) remote.push_back(ParseGid(device.gid).value_or(Gid{}));
   for (const Rail& rail : PlanRails(local, remote, fabric_.options.max_rails)) rails_.push_back({.rail = rail});
@@ -110,6 +112,7 @@ std::shared_ptr<const std::vector<uint8_t>> Peer::DistancesFor(const TransferOpe
   auto& distances = distances_[{local, operation.region.location}];
   if (distances == nullptr) {
     std::vector<Rail> rails;
+    rails.reserve(rails_.size());
     for (const RailState& rail : rails_) rails.push_back(rail.rail);
     distances = std::make_shared<const std::vector<uint8_t>>(
         RailDistances(rails, fabric_.device_names, target_->devices, fabric_.topology, local, target_topology_,

@@ -15,12 +15,14 @@ namespace {
 
 std::vector<rdma::RdmaDevice*> Pointers(const std::vector<std::unique_ptr<rdma::RdmaDevice>>& devices) {
   std::vector<rdma::RdmaDevice*> pointers;
+  pointers.reserve(devices.size());
   for (const auto& device : devices) pointers.push_back(device.get());
   return pointers;
 }
 
 std::vector<std::string> Names(const std::vector<std::unique_ptr<rdma::RdmaDevice>>& devices) {
   std::vector<std::string> names;
+  names.reserve(devices.size());
   for (const auto& device : devices) names.push_back(device->name());
   return names;
 }

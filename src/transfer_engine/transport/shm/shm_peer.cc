@@ -52,7 +52,7 @@ class Peer {
   }
 
  private:
-  static void Say(const std::string& line) { std::cout << line << std::endl; }
+  static void Say(const std::string& line) { std::cout << line << '\n' << std::flush; }
   void SetTarget(std::istream& words) {
     auto segment = std::make_shared<SegmentDescriptor>();
     SegmentRegion region;

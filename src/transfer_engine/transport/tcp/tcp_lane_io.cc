@@ -184,7 +184,8 @@ void Peer::Receive(Turn& turn, Lane& lane) {
     if (lane.body_left > 0) {
       const Chunk& front = lane.flight.front();
       body = lane.body_left;
-      if ((operation = front.operation) != nullptr) {
+      operation = front.operation;
+      if (operation != nullptr) {
         ++operation->busy;
         pieces[count++] = {operation->memory + front.offset + (front.header.length - body), body};
       } else {
