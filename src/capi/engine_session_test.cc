@@ -145,9 +145,14 @@ TEST_F(EngineSessionTest, BegunBatchIsDoneOnceAndThenUnknown) {
 
 TEST_F(EngineSessionTest, WaitAllFreesEveryBatch) {
   std::vector<uint64_t> numbers;
-  for (int i = 0; i < 8; ++i) numbers.push_back(*source_->Begin(WholeWrite()));
+  const size_t part = local_.size() / 8;
+  for (size_t at = 0; at < 8 * part; at += part) {
+    numbers.push_back(*source_->Begin(
+        {target_name(), TransferOpcode::kWrite, {{AddressOf(local_) + at, AddressOf(remote_) + at, part}}}));
+  }
   numbers.push_back(numbers[0]);
   ASSERT_TRUE(source_->WaitAll(numbers));
+  EXPECT_EQ(remote_, local_);
   for (const uint64_t number : numbers) EXPECT_EQ(source_->Check(number).error().code(), ErrorCode::INVALID_PARAMS);
   EXPECT_TRUE(source_->WaitAll({}));
 }
