@@ -1,7 +1,6 @@
 // Mapping, NUMA placement and block hand-out of the DRAM tier.
 #include "tiered_cache/tiers/dram_tier.h"
 
-#include <fcntl.h>
 #include <linux/mempolicy.h>
 #include <sys/mman.h>
 #include <sys/syscall.h>
@@ -15,23 +14,14 @@
 #include "common/byte_size.h"
 #include "common/check.h"
 #include "common/log.h"
+#include "common/memfd.h"
 #include "tiered_cache/tiers/huge_pages.h"
-
-#ifndef MADV_POPULATE_WRITE
-#define MADV_POPULATE_WRITE 23
-#endif
-#ifndef MFD_HUGE_2MB
-#define MFD_HUGE_2MB (21U << 26)
-#define MFD_HUGE_1GB (30U << 26)
-#endif
 
 namespace mooncake {
 namespace {
 
 constexpr size_t kTouchStep = 32 << 20;
 constexpr size_t kPage = 4096;
-constexpr size_t kHuge2M = size_t{2} << 20;
-constexpr size_t kHuge1G = size_t{1} << 30;
 
 Result<void> CheckHostMemory(const DramTier::Options& options) {
   struct sysinfo host{};
@@ -60,9 +50,7 @@ std::unexpected<Status> TooFewHugePages(const DramTier::Options& options, const 
 // Asked before the mapping is made, so that the error has the numbers; the mapping itself is what reserves the pages.
 Result<void> CheckHugePages(const DramTier::Options& options) {
   const size_t page = options.huge_page_bytes;
-  if (page != kHuge2M && page != kHuge1G) {
-    return Error(ErrorCode::INVALID_PARAMS, "huge pages of {} B; allowed: 2 MiB, 1 GiB", page);
-  }
+  MC_TRY(CheckHugePageSize(page));
   if (options.capacity % page != 0) {
     return Error(ErrorCode::INVALID_PARAMS, "{}: the capacity must be a multiple of the page; the next one is {} B",
                  TierText(options), (options.capacity / page + 1) * page);
@@ -71,33 +59,6 @@ Result<void> CheckHugePages(const DramTier::Options& options) {
   if (!pool) return Annotate(pool.error(), TierText(options));
   if (pool->free < options.capacity / page) return TooFewHugePages(options, *pool);
   return {};
-}
-
-// 0 or an errno. Kernels before 5.14 do not know the first call; the second takes the pages as well, only their mapping
-// is left to the first access. Neither ends in a bus error where pages are missing.
-int Populate(std::byte* base, int memfd, size_t at, size_t size) {
-  if (madvise(base + at, size, MADV_POPULATE_WRITE) == 0) return 0;
-  if (errno != EINVAL) return errno;
-  return fallocate(memfd, 0, static_cast<off_t>(at), static_cast<off_t>(size)) == 0 ? 0 : errno;
-}
-
-int HugeFlags(size_t huge_page_bytes) {
-  if (huge_page_bytes == 0) return 0;
-  return static_cast<int>(MFD_HUGETLB | (huge_page_bytes == kHuge1G ? MFD_HUGE_1GB : MFD_HUGE_2MB));
-}
-
-Result<int> CreateMemfd(size_t huge_page_bytes) {
-  int memfd = memfd_create("mooncake_dram_tier", MFD_CLOEXEC | MFD_ALLOW_SEALING | HugeFlags(huge_page_bytes));
-  if (memfd >= 0 && memfd <= STDERR_FILENO) {
-    // The process runs with closed standard streams: as one of them, whatever it prints would land in the tier.
-    const int above = fcntl(memfd, F_DUPFD_CLOEXEC, STDERR_FILENO + 1);
-    const int error = errno;
-    close(memfd);
-    errno = error;
-    memfd = above;
-  }
-  if (memfd < 0) return Error(ErrorCode::NO_AVAILABLE_HANDLE, "memfd_create: {}", std::strerror(errno));
-  return memfd;
 }
 
 Result<void> CheckNode(int node) {
@@ -133,36 +94,21 @@ class DramTier::Buffer final : public HostBuffer {
 
 DramTier::Mapping::~Mapping() {
   munmap(base, bytes);
-  close(memfd);
 }
 
 Result<std::unique_ptr<DramTier::Mapping>> DramTier::Map(const Options& options) {
-  const int memfd = MC_TRY(CreateMemfd(options.huge_page_bytes));
-  if (ftruncate(memfd, static_cast<off_t>(options.capacity)) != 0) {
-    const int error = errno;
-    close(memfd);
-    return Error(ErrorCode::NO_AVAILABLE_HANDLE, "sizing DRAM tier to {} B: {}", options.capacity,
-                 std::strerror(error));
-  }
-  if (fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    const int error = errno;
-    close(memfd);
-    return Error(ErrorCode::NO_AVAILABLE_HANDLE, "sealing DRAM tier of {} B: {}", options.capacity,
-                 std::strerror(error));
-  }
-  // Huge pages are reserved by the mapping: without that, a page that is missing later would be a bus error.
-  const int flags = MAP_SHARED | (options.huge_page_bytes == 0 ? MAP_NORESERVE : 0);
-  void* base = mmap(nullptr, options.capacity, PROT_READ | PROT_WRITE, flags, memfd, 0);
+  auto memfd = CreateMemfd("mooncake_dram_tier", options.capacity, options.huge_page_bytes);
+  if (!memfd) return Annotate(memfd.error(), "DRAM tier");
+  void* const base = MapMemfd(memfd->get(), options.capacity, options.huge_page_bytes);
   if (base == MAP_FAILED) {
     const int error = errno;
-    close(memfd);
     if (options.huge_page_bytes != 0 && error == ENOMEM) {
       return TooFewHugePages(options, MC_TRY(GetHugePagePool(options.huge_page_bytes)));
     }
     return Error(ErrorCode::NO_AVAILABLE_HANDLE, "mapping DRAM tier of {} B: {}", options.capacity,
                  std::strerror(error));
   }
-  return std::make_unique<Mapping>(static_cast<std::byte*>(base), options.capacity, memfd);
+  return std::make_unique<Mapping>(static_cast<std::byte*>(base), options.capacity, std::move(*memfd));
 }
 
 Result<std::shared_ptr<DramTier>> DramTier::Open(const Options& options) {
@@ -175,7 +121,7 @@ Result<std::shared_ptr<DramTier>> DramTier::Open(const Options& options) {
   if (options.numa_node) {
     MC_TRY(BindToNode(mapping->base, options.capacity, *options.numa_node));
     // The reservation is the host's, not the node's: only touching shows that the node has the pages.
-    if (options.huge_page_bytes != 0 && Populate(mapping->base, mapping->memfd, 0, mapping->bytes) != 0) {
+    if (options.huge_page_bytes != 0 && PopulateMemfd(mapping->base, mapping->memfd.get(), 0, mapping->bytes) != 0) {
       return TooFewHugePages(options, MC_TRY(GetHugePagePool(options.huge_page_bytes, options.numa_node)));
     }
   }
@@ -220,7 +166,7 @@ void DramTier::RunBackground() {
 bool DramTier::Touch(size_t begin, size_t end) {
   for (size_t at = begin; at < end; at += kTouchStep) {
     if (stopping_.load()) return false;
-    const int error = Populate(mapping_->base, mapping_->memfd, at, std::min(kTouchStep, end - at));
+    const int error = PopulateMemfd(mapping_->base, mapping_->memfd.get(), at, std::min(kTouchStep, end - at));
     if (error == 0) continue;
     log::Warn("touching DRAM tier pages at {}: {}", FormatBytes(at), std::strerror(error));
     return false;

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/fd.h"
 #include "device/npu_runtime.h"
 #include "tiered_cache/cache_tier.h"
 #include "tiered_cache/offset_allocator.h"
@@ -47,7 +48,7 @@ class DramTier final : public CacheTier {
   size_t largest_hole() const override;
 
   std::optional<HostMemory> host_memory() const override {
-    return HostMemory{.base = mapping_->base, .bytes = mapping_->bytes, .memfd = mapping_->memfd};
+    return HostMemory{.base = mapping_->base, .bytes = mapping_->bytes, .memfd = mapping_->memfd.get()};
   }
 
   // Bytes page-locked so far.
@@ -59,12 +60,12 @@ class DramTier final : public CacheTier {
   class Buffer;
   // Of the whole tier; unmapped and closed when it dies.
   struct Mapping {
-    Mapping(std::byte* start, size_t size, int fd) : base(start), bytes(size), memfd(fd) {}
+    Mapping(std::byte* start, size_t size, Fd fd) : base(start), bytes(size), memfd(std::move(fd)) {}
     Mapping(const Mapping&) = delete;
     ~Mapping();
     std::byte* const base;
     const size_t bytes;
-    const int memfd;
+    const Fd memfd;
   };
 
   static Result<std::unique_ptr<Mapping>> Map(const Options& options);

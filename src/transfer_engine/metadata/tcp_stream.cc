@@ -57,34 +57,23 @@ Result<TcpStream> TcpStream::Connect(const Endpoint& peer, Deadline deadline) {
 
   Result<void> connected = Error(ErrorCode::METADATA_ERROR, "connect: no address");
   for (const addrinfo* address = first; address != nullptr; address = address->ai_next) {
-    TcpStream stream(socket(address->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
-    connected = stream.fd_ < 0 ? Failed("socket", errno) : ConnectTo(stream.fd_, *address, deadline);
+    TcpStream stream(Fd(socket(address->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0)));
+    connected = !stream.fd_ ? Failed("socket", errno) : ConnectTo(stream.fd_.get(), *address, deadline);
     if (!connected) continue;
     const int yes = 1;
-    setsockopt(stream.fd_, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));  // only slower without
+    setsockopt(stream.fd_.get(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));  // only slower without
     return stream;
   }
   return std::unexpected(std::move(connected).error());
 }
 
-TcpStream::TcpStream(TcpStream&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-
-TcpStream& TcpStream::operator=(TcpStream&& other) noexcept {
-  std::swap(fd_, other.fd_);
-  return *this;
-}
-
-TcpStream::~TcpStream() {
-  if (fd_ >= 0) close(fd_);
-}
-
 Result<void> TcpStream::Send(std::string_view bytes, Deadline deadline) {
   while (!bytes.empty()) {
-    const ssize_t sent = send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    const ssize_t sent = send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
     if (sent > 0) {
       bytes.remove_prefix(static_cast<size_t>(sent));
     } else if (errno == EAGAIN) {
-      const short events = MC_TRY(WaitFor(fd_, POLLOUT | POLLIN, "send", deadline));
+      const short events = MC_TRY(WaitFor(fd_.get(), POLLOUT | POLLIN, "send", deadline));
       if ((events & (POLLOUT | POLLIN)) == POLLIN) return {};
     } else if (errno != EINTR) {
       return Failed("send", errno);
@@ -97,10 +86,10 @@ Result<size_t> TcpStream::Receive(std::span<char> buffer, Deadline deadline) {
   for (;;) {
     // Also for bytes that are there: a peer that always has some must not keep us.
     if (deadline.Passed()) return Error(ErrorCode::METADATA_ERROR, "receive: the deadline passed");
-    const ssize_t got = recv(fd_, buffer.data(), buffer.size(), 0);
+    const ssize_t got = recv(fd_.get(), buffer.data(), buffer.size(), 0);
     if (got >= 0) return static_cast<size_t>(got);
     if (errno == EAGAIN) {
-      MC_TRY(WaitFor(fd_, POLLIN, "receive", deadline));
+      MC_TRY(WaitFor(fd_.get(), POLLIN, "receive", deadline));
     } else if (errno != EINTR) {
       return Failed("receive", errno);
     }

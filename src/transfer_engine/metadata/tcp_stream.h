@@ -6,6 +6,7 @@
 
 #include "common/clock.h"
 #include "common/endpoint.h"
+#include "common/fd.h"
 #include "common/status.h"
 
 namespace mooncake {
@@ -17,19 +18,15 @@ class TcpStream {
   // Tries the addresses of the host in turn, at most 1.5 s in all. Resolving a host name takes as long as the system's
   // resolver takes; addresses need none.
   static Result<TcpStream> Connect(const Endpoint& peer, Deadline deadline);
-  TcpStream(TcpStream&& other) noexcept;
-  TcpStream& operator=(TcpStream&& other) noexcept;
-  ~TcpStream();
-
   // Ends early when the peer, instead of taking the bytes, says something or closes: what it says tells why.
   Result<void> Send(std::string_view bytes, Deadline deadline);
   // At least one byte; 0: the peer has closed.
   Result<size_t> Receive(std::span<char> buffer, Deadline deadline);
 
  private:
-  explicit TcpStream(int fd) : fd_(fd) {}
+  explicit TcpStream(Fd fd) : fd_(std::move(fd)) {}
 
-  int fd_;  // -1: moved from
+  Fd fd_;
 };
 
 }  // namespace mooncake

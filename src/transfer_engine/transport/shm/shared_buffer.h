@@ -5,6 +5,7 @@
 #include <memory>
 #include <span>
 
+#include "common/fd.h"
 #include "common/status.h"
 
 namespace mooncake {
@@ -27,14 +28,14 @@ class SharedBuffer {
   std::byte* data() const { return base_; }
   size_t size() const { return bytes_; }  // rounded
   std::span<std::byte> memory() const { return {base_, bytes_}; }
-  int memfd() const { return memfd_; }  // the buffer's: dup it to keep it
+  int memfd() const { return memfd_.get(); }  // the buffer's: dup it to keep it
 
  private:
-  SharedBuffer(std::byte* base, size_t bytes, int memfd) : base_(base), bytes_(bytes), memfd_(memfd) {}
+  SharedBuffer(std::byte* base, size_t bytes, Fd memfd) : base_(base), bytes_(bytes), memfd_(std::move(memfd)) {}
 
   std::byte* const base_;
   const size_t bytes_;
-  const int memfd_;
+  const Fd memfd_;
 };
 
 }  // namespace mooncake

@@ -14,7 +14,6 @@
 namespace mooncake {
 namespace {
 
-using shm::Fd;
 using shm::Kind;
 using shm::Message;
 using shm::Socket;

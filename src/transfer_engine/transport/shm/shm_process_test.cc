@@ -38,8 +38,8 @@ class Child {
     posix_spawn_file_actions_destroy(&actions);
     close(to[0]);
     close(from[1]);
-    in_ = shm::Fd(to[1]);
-    out_ = shm::Fd(from[0]);
+    in_ = Fd(to[1]);
+    out_ = Fd(from[0]);
     std::istringstream words(Line());  // it is ready
     auto segment = std::make_shared<SegmentDescriptor>();
     SegmentRegion region;
@@ -90,8 +90,8 @@ class Child {
   }
 
   pid_t pid_ = -1;
-  shm::Fd in_;
-  shm::Fd out_;
+  Fd in_;
+  Fd out_;
   SegmentPtr segment_;
 };
 

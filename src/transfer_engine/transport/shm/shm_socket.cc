@@ -37,15 +37,6 @@ Fd OpenSpare() {
 
 }  // namespace
 
-Fd& Fd::operator=(Fd&& other) noexcept {
-  std::swap(fd_, other.fd_);
-  return *this;
-}
-
-Fd::~Fd() {
-  if (fd_ >= 0) close(fd_);
-}
-
 Socket::Socket(Fd fd) : fd_(std::move(fd)) {
   ucred credentials{};
   socklen_t size = sizeof credentials;

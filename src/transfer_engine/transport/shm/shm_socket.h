@@ -10,26 +10,11 @@
 #include <string_view>
 #include <utility>
 
+#include "common/fd.h"
 #include "common/status.h"
 #include "common/uuid.h"
 
 namespace mooncake::shm {
-
-// A file descriptor with one owner.
-class Fd {
- public:
-  Fd() = default;
-  explicit Fd(int fd) : fd_(fd) {}
-  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-  Fd& operator=(Fd&& other) noexcept;
-  ~Fd();
-  int get() const { return fd_; }
-  int Release() { return std::exchange(fd_, -1); }
-  explicit operator bool() const { return fd_ >= 0; }
-
- private:
-  int fd_ = -1;
-};
 
 enum class Kind : uint16_t {
   kHello = 1,  // asker, first: `sender`, and `expected` is whom it wants
