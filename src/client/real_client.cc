@@ -102,7 +102,7 @@ Result<void> RealClient::Start() {
         PeerService::Parts{*backend_, *announcer_, {*executor_, *stagers_}, serving_staging_, metrics_, *engine_});
     service_->Serve(*server_);
   }
-  peers_ = std::make_unique<PeerPool>(*io_, self);
+  peers_ = std::make_unique<PeerLinks>(*io_, self, protocol::kRoleClient);
 
   MasterLink::Options link{.master = options_.master, .self = self, .advertised = advertised_};
   MasterLink::Hooks hooks;

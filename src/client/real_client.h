@@ -18,7 +18,6 @@
 #include "client/local_memory.h"
 #include "client/master_link.h"
 #include "client/object_io.h"
-#include "client/peer_pool.h"
 #include "client/peer_service.h"
 #include "client/remote_objects.h"
 #include "client/tier_factory.h"
@@ -141,7 +140,7 @@ class RealClient {
   std::unique_ptr<TieredBackend> backend_;  // null without tiers
   std::unique_ptr<MasterLink> link_;
   std::unique_ptr<Announcer> announcer_;  // null without tiers
-  std::unique_ptr<PeerPool> peers_;
+  std::unique_ptr<PeerLinks> peers_;
   std::unique_ptr<RpcTransport> rpc_transport_;
   std::unique_ptr<TransferEngine> engine_;  // its methods are served by server_
   std::unique_ptr<EngineTransport> transport_;

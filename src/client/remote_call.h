@@ -9,9 +9,16 @@
 #include "common/status.h"
 #include "protocol/master_messages.h"
 #include "protocol/peer_messages.h"
+#include "transfer_engine/peer_links.h"
 #include "transfer_engine/window_transport.h"
 
 namespace mooncake {
+
+// The connection to a client of the store. INVALID_PARAMS for an endpoint that is none. A client that came back under
+// the same endpoint has another id, and gets another connection.
+inline Result<std::shared_ptr<rpc::RpcClient>> LinkTo(PeerLinks& links, const protocol::ClientAddress& client) {
+  return links.To(MC_TRY(Endpoint::Parse(client.endpoint)), client.id);
+}
 
 // What an owner opened, as transports want to have it.
 inline RemoteWindow WindowOf(std::shared_ptr<rpc::RpcClient> peer, const protocol::ClientAddress& owner,

@@ -110,7 +110,7 @@ void RemoteObjects::Get(std::span<Read> reads, Deadline deadline) {
 class RemoteObjects::OwnerReader {
  public:
   OwnerReader(const Parts& parts, protocol::ClientAddress owner, Deadline deadline)
-      : parts_(parts), owner_(std::move(owner)), deadline_(deadline), peer_(parts.peers.To(owner_)) {}
+      : parts_(parts), owner_(std::move(owner)), deadline_(deadline), peer_(LinkTo(parts.peers, owner_)) {}
 
   // `expected_bytes` is what the master thinks; the owner's reply decides.
   void Add(Read& read, uint64_t expected_bytes) {

@@ -11,7 +11,6 @@
 
 #include "client/master_link.h"
 #include "client/object_io.h"
-#include "client/peer_pool.h"
 #include "client/remote_call.h"
 #include "common/clock.h"
 #include "device/staging_pool.h"
@@ -24,7 +23,7 @@ class RemoteObjects {
  public:
   struct Parts {  // all outlive this
     MasterLink& master;
-    PeerPool& peers;
+    PeerLinks& peers;
     WindowTransport& transport;
     StagingPool& staging;
     Uuid self;

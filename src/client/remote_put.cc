@@ -28,7 +28,7 @@ struct PutGroup : PendingReply {
 class RemoteObjects::OwnerWriter {
  public:
   OwnerWriter(const Parts& parts, protocol::ClientAddress owner, Deadline deadline)
-      : parts_(parts), owner_(std::move(owner)), deadline_(deadline), peer_(parts.peers.To(owner_)) {}
+      : parts_(parts), owner_(std::move(owner)), deadline_(deadline), peer_(LinkTo(parts.peers, owner_)) {}
 
   void Add(Write& write) {
     if (!peer_) return Conclude(write, std::unexpected(peer_.error()));
@@ -386,7 +386,7 @@ Result<uint64_t> RemoteObjects::RemoveAll(Deadline deadline) {
 
 void RemoteObjects::CallPeer(const protocol::ClientAddress& client, uint16_t method, std::string body,
                              Deadline deadline, PendingReply& reply) {
-  const auto peer = parts_.peers.To(client);
+  const auto peer = LinkTo(parts_.peers, client);
   if (!peer) return reply.Complete(std::unexpected(peer.error()));
   (*peer)->CallAsync(method, std::move(body), {}, deadline,
                      [&reply](Result<std::string> answer) { reply.Complete(std::move(answer)); });

@@ -8,13 +8,14 @@ namespace mooncake {
 Result<std::shared_ptr<rpc::RpcClient>> PeerLinks::To(const Endpoint& peer, const Uuid& generation) {
   std::shared_ptr<rpc::RpcClient> outdated;  // closed after the lock is gone
   std::lock_guard lock(mutex_);
-  if (closed_) return Error(ErrorCode::SHUTTING_DOWN, "the transfer engine is closed");
+  if (closed_) return Error(ErrorCode::SHUTTING_DOWN, "connections to peers are closed");
   Link& link = links_[peer.ToString() + (generation.IsNil() ? "" : "#")];
   if (link.connection == nullptr || link.generation != generation) {
     outdated = std::move(link.connection);
     rpc::ClientOptions options;
     options.peer = peer;
     options.self = self_;
+    options.expected_role = role_;
     options.expected_node = generation;
     link = {generation, rpc::RpcClient::Create(io_, std::move(options))};
   }
@@ -25,9 +26,10 @@ Result<std::shared_ptr<rpc::RpcClient>> PeerLinks::Fresh(const Endpoint& peer) {
   rpc::ClientOptions options;
   options.peer = peer;
   options.self = self_;
+  options.expected_role = role_;
   std::shared_ptr<rpc::RpcClient> fresh = rpc::RpcClient::Create(io_, std::move(options));
   std::lock_guard lock(mutex_);
-  if (closed_) return Error(ErrorCode::SHUTTING_DOWN, "the transfer engine is closed");
+  if (closed_) return Error(ErrorCode::SHUTTING_DOWN, "connections to peers are closed");
   fresh_.insert(fresh);
   return fresh;
 }

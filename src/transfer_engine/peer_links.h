@@ -1,4 +1,4 @@
-// Control connections to the engines of other processes: one per peer, made when first needed.
+// Connections to the control ports of other processes: one per peer, made when first needed.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,9 @@ namespace mooncake {
 // Any thread. Outlives the completions of its calls.
 class PeerLinks {
  public:
-  PeerLinks(rpc::IoPool& io, rpc::Identity self) : io_(io), self_(std::move(self)) {}
+  // `role`: what the other side has to be; "": anything.
+  PeerLinks(rpc::IoPool& io, rpc::Identity self, std::string role = {})
+      : io_(io), self_(std::move(self)), role_(std::move(role)) {}
   ~PeerLinks() { Close(); }
 
   // The connection to the process of this generation at this endpoint; nil: whoever answers there. It may not be up
@@ -39,6 +41,7 @@ class PeerLinks {
 
   rpc::IoPool& io_;
   const rpc::Identity self_;
+  const std::string role_;
   std::mutex mutex_;
   bool closed_ = false;
   std::unordered_map<std::string, Link> links_;  // by endpoint, apart for any and for a certain generation
