@@ -107,6 +107,19 @@ std::string GivenOf(std::initializer_list<const char*> flags) {
   return given;
 }
 
+Result<uint16_t> Port(int32_t value, const char* flag, int32_t least) {
+  if (value >= least && value <= UINT16_MAX) return static_cast<uint16_t>(value);
+  return Error(ErrorCode::INVALID_PARAMS, "--{} {}: a port is {} to {}", flag, value, least, UINT16_MAX);
+}
+
+int Main(int argc, char** argv, const char* program, const std::string& usage,
+         std::span<const env::Variable* const> variables, Result<void> (*run)(), const std::string& more) {
+  ParseFlags(argc, argv, program, usage, variables, more);
+  BlockSignals();
+  const Result<void> ran = run();
+  return ran ? 0 : Fail(program, ran.error());
+}
+
 int Fail(const char* program, const std::string& reason) {
   fmt::print(stderr, "{}: {}\n", program, reason);
   return 1;

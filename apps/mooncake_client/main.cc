@@ -73,11 +73,6 @@ constexpr int32_t kMaxAnnounceBatch = std::numeric_limits<int32_t>::max();
 constexpr int32_t kMaxThreads = 1024;
 constexpr int32_t kMaxShards = 1 << 20;  // as in the Python set-up
 
-Result<uint16_t> Port(int32_t value, const char* flag, int32_t least) {
-  if (value >= least && value <= 65535) return static_cast<uint16_t>(value);
-  return Error(ErrorCode::INVALID_PARAMS, "--{} {}: a port is {} to 65535", flag, value, least);
-}
-
 Result<size_t> Within(int32_t value, const char* flag, int32_t most) {
   if (value >= 1 && value <= most) return static_cast<size_t>(value);
   return Error(ErrorCode::INVALID_PARAMS, "--{} {}: write a number from 1 to {}", flag, value, most);
@@ -90,7 +85,8 @@ struct ControlOptions {
 };
 
 Result<ControlOptions> ControlFromFlags() {
-  return ControlOptions{MC_TRY(Port(FLAGS_port, "port", 0)), MC_TRY(Within(FLAGS_threads, "threads", kMaxThreads))};
+  return ControlOptions{MC_TRY(daemon::Port(FLAGS_port, "port", 0)),
+                        MC_TRY(Within(FLAGS_threads, "threads", kMaxThreads))};
 }
 
 Result<RealClientOptions> OptionsFromFlags() {
@@ -110,7 +106,7 @@ Result<RealClientOptions> OptionsFromFlags() {
       BuiltTierSupport()));
   options.local_hostname = daemon::IsSet("host") ? FLAGS_host : "";
   options.master = MC_TRY(Endpoint::Parse(FLAGS_master_server_address, 50051));
-  options.rpc_port = MC_TRY(Port(FLAGS_client_rpc_port, "client_rpc_port", 1));
+  options.rpc_port = MC_TRY(daemon::Port(FLAGS_client_rpc_port, "client_rpc_port", 1));
   // They only move bytes and never block, so more than the cores can feed is of no use.
   options.rpc_threads = std::min<size_t>(MC_TRY(Within(FLAGS_rpc_thread_num, "rpc_thread_num", kMaxThreads)),
                                          2UL * std::thread::hardware_concurrency());
@@ -119,7 +115,7 @@ Result<RealClientOptions> OptionsFromFlags() {
   options.protocol = FLAGS_protocol;
   options.rdma_devices = DeviceList(FLAGS_device_names);
   options.enable_http = FLAGS_enable_http_server;
-  options.http_port = MC_TRY(Port(FLAGS_http_port, "http_port", 0));
+  options.http_port = MC_TRY(daemon::Port(FLAGS_http_port, "http_port", 0));
   options.http_port_is_default = !daemon::IsSet("http_port");
   return options;
 }
@@ -186,8 +182,5 @@ Result<void> Run() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  daemon::ParseFlags(argc, argv, kProgram, kUsage, env::All(), TierKeysHelp());
-  daemon::BlockSignals();
-  const auto ran = Run();
-  return ran ? 0 : daemon::Fail(kProgram, ran.error());
+  return daemon::Main(argc, argv, kProgram, kUsage, env::All(), Run, TierKeysHelp());
 }

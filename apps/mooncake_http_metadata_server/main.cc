@@ -21,13 +21,11 @@ constexpr const char* kUsage =
 
 mooncake::Result<void> Run() {
   using namespace mooncake;
-  if (FLAGS_port < 0 || FLAGS_port > 65535) {
-    return Error(ErrorCode::INVALID_PARAMS, "--port {}: a port is 0 to 65535", FLAGS_port);
-  }
+  const uint16_t port = MC_TRY(daemon::Port(FLAGS_port, "port"));
   if (FLAGS_host.empty()) {
     return Error(ErrorCode::INVALID_PARAMS, "--host '': write an address of this host, or 0.0.0.0 for all");
   }
-  const auto server = MC_TRY(HttpMetadataServer::Open({.listen = {FLAGS_host, static_cast<uint16_t>(FLAGS_port)}}));
+  const auto server = MC_TRY(HttpMetadataServer::Open({.listen = {FLAGS_host, port}}));
   daemon::PrintReady(
       fmt::format("{} ready: http://{}/metadata", kProgram, Endpoint{FLAGS_host, server->port()}.ToString()));
   log::Info("{}: leaving", daemon::WaitForSignal());
@@ -37,8 +35,5 @@ mooncake::Result<void> Run() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  mooncake::daemon::ParseFlags(argc, argv, kProgram, kUsage, kVariables);
-  mooncake::daemon::BlockSignals();
-  const auto ran = Run();
-  return ran ? 0 : mooncake::daemon::Fail(kProgram, ran.error());
+  return mooncake::daemon::Main(argc, argv, kProgram, kUsage, kVariables, Run);
 }

@@ -55,11 +55,6 @@ constexpr const char* kUsage =
     "  mooncake_client --master_server_address 127.0.0.1:50051 \\\n"
     "    --tiered_backend_config '{\"tiers\":[{\"type\":\"DRAM\",\"capacity\":\"1GB\",\"priority\":10}]}'";
 
-mooncake::Result<uint16_t> Port(int32_t value, const char* flag) {
-  if (value >= 0 && value <= 65535) return static_cast<uint16_t>(value);
-  return mooncake::Error(mooncake::ErrorCode::INVALID_PARAMS, "--{} {}: a port is 0 to 65535", flag, value);
-}
-
 mooncake::Result<mooncake::MasterOptions> OptionsFromFlags() {
   using namespace mooncake;
   MC_TRY(daemon::CheckDeploymentMode(FLAGS_deployment_mode));
@@ -84,8 +79,8 @@ mooncake::Result<mooncake::MasterOptions> OptionsFromFlags() {
     return Error(ErrorCode::INVALID_PARAMS, "--rpc_address '': write an address of this host, or 0.0.0.0 for all");
   MasterOptions options;
   const bool use_rpc_port = FLAGS_rpc_port != 0;
-  options.listen = {FLAGS_rpc_address,
-                    MC_TRY(Port(use_rpc_port ? FLAGS_rpc_port : FLAGS_port, use_rpc_port ? "rpc_port" : "port"))};
+  options.listen = {FLAGS_rpc_address, MC_TRY(daemon::Port(use_rpc_port ? FLAGS_rpc_port : FLAGS_port,
+                                                           use_rpc_port ? "rpc_port" : "port"))};
   const int cores = static_cast<int>(std::thread::hardware_concurrency());
   options.rpc_threads =
       static_cast<size_t>(FLAGS_rpc_thread_num > 0 ? FLAGS_rpc_thread_num : std::clamp(cores, 1, FLAGS_max_threads));
@@ -109,7 +104,7 @@ std::string Segments(const mooncake::MasterService& master) {
 mooncake::Result<std::unique_ptr<mooncake::HttpServer>> ServeHttp(mooncake::MasterService& master) {
   using namespace mooncake;
   HttpServer::Options http;
-  http.listen = {FLAGS_rpc_address, MC_TRY(Port(FLAGS_metrics_port, "metrics_port"))};
+  http.listen = {FLAGS_rpc_address, MC_TRY(daemon::Port(FLAGS_metrics_port, "metrics_port"))};
   http.move_on_if_taken = !daemon::IsSet("metrics_port");
   http.get["/health"] = [](const HttpRequest&) { return HttpReply{.body = "OK\n"}; };
   http.get["/metrics"] = [&](const HttpRequest&) { return HttpReply{.body = master.MetricsText()}; };
@@ -124,7 +119,7 @@ mooncake::Result<std::unique_ptr<mooncake::HttpServer>> ServeHttp(mooncake::Mast
 mooncake::Result<std::unique_ptr<mooncake::HttpMetadataServer>> ServeMetadata() {
   using namespace mooncake;
   if (!FLAGS_enable_http_metadata_server) return nullptr;
-  const uint16_t port = MC_TRY(Port(FLAGS_http_metadata_server_port, "http_metadata_server_port"));
+  const uint16_t port = MC_TRY(daemon::Port(FLAGS_http_metadata_server_port, "http_metadata_server_port"));
   if (FLAGS_http_metadata_server_host.empty()) {
     return Error(ErrorCode::INVALID_PARAMS,
                  "--http_metadata_server_host '': write an address of this host, or 0.0.0.0 for all");
@@ -157,8 +152,5 @@ mooncake::Result<void> Run() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  mooncake::daemon::ParseFlags(argc, argv, kProgram, kUsage, kVariables);
-  mooncake::daemon::BlockSignals();
-  const auto ran = Run();
-  return ran ? 0 : mooncake::daemon::Fail(kProgram, ran.error());
+  return mooncake::daemon::Main(argc, argv, kProgram, kUsage, kVariables, Run);
 }
