@@ -29,7 +29,6 @@ class PeerLinks {
   // The same; blocks.
   Result<std::string> AskAnyone(const Endpoint& peer, uint16_t method, std::string body, Deadline deadline);
   void Close();
-  const rpc::Identity& self() const { return self_; }
 
  private:
   struct Link {
