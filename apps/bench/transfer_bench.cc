@@ -13,6 +13,7 @@
 #include "bench/child.h"
 #include "bench/iperf.h"
 #include "bench/perftest.h"
+#include "bench/plain_stream.h"
 #include "common/env.h"
 #include "transfer_engine/topology.h"
 #include "transfer_engine/transfer_engine.h"
@@ -59,8 +60,8 @@ struct Side {
   HostRange local;  // memory that the engine has registered
 };
 
-TransferEngineOptions OptionsFor(const std::string& protocol) {
-  TransferEngineOptions options;
+Result<TransferEngineOptions> OptionsFor(const std::string& protocol) {
+  TransferEngineOptions options = MC_TRY(TransferEngineOptionsFromEnvironment());
   options.local_name = kLoopback;
   options.protocols = {protocol == "rdma" ? "rdma" : "tcp"};
   options.strict_protocol = true;
@@ -142,7 +143,8 @@ class TransferBench {
 
   Result<Side> OpenSide(const std::string& protocol) {
     Side side;
-    side.engine = MC_TRY(TransferEngine::Open(OptionsFor(protocol)));
+    TransferEngineOptions options = MC_TRY(OptionsFor(protocol));
+    side.engine = MC_TRY(TransferEngine::Open(std::move(options)));
     side.target = MC_TRY(side.engine->OpenSegment(peer_name_));
     auto* const memory = static_cast<std::byte*>(MC_TRY(side.engine->AllocateMemory(Capacity())));
     std::memset(memory, 1, Capacity());
@@ -179,6 +181,11 @@ class TransferBench {
       figures_.Record(fmt::format("transfer.{}_{}_gbps", against, one.SizeName()), *yardstick, "GB/s");
       figures_.Record(fmt::format("{}_vs_{}", name, against), measured.gbps / *yardstick, "ratio", against);
     }
+    if (one.protocol == "tcp" && one.bytes > kMiB) {
+      const double stream = MC_TRY(PlainStreamGbps(side, one));
+      figures_.Record(fmt::format("transfer.stream_{}_gbps", one.SizeName()), stream, "GB/s");
+      figures_.Record(name + "_vs_stream", measured.gbps / stream, "ratio", "plain TCP stream, same memory");
+    }
     RecordFixed(one, measured, yardstick);
     return {};
   }
@@ -211,6 +218,12 @@ class TransferBench {
     if (!has_perftest_) return std::nullopt;
     const auto direction = one.operation == "read" ? PerftestDirection::kRead : PerftestDirection::kWrite;
     return MC_TRY(MeasurePerftest(direction, devices_.front(), one.bytes, options_.quick ? 20 : 500));
+  }
+
+  Result<double> PlainStreamGbps(const Side& side, const Case& one) const {
+    std::vector<std::byte> received(one.bytes, std::byte{1});
+    return MeasurePlainStream({side.local.data(), one.bytes}, received, CallsFor(one, 1) * one.batch,
+                              host_.tcp_congestion);
   }
 
   // One thread, the local addresses and the order of the transfers.
@@ -318,7 +331,7 @@ Result<TransferBenchResult> RunTransferBench(const TransferBenchOptions& options
 }
 
 Result<void> ServeAsTarget(uint64_t capacity_bytes, bool rdma) {
-  TransferEngineOptions options = OptionsFor("samehost");
+  TransferEngineOptions options = MC_TRY(OptionsFor("samehost"));
   if (rdma) options.protocols = {"rdma", "tcp"};
   const auto engine = MC_TRY(TransferEngine::Open(std::move(options)));
   void* const memory = MC_TRY(engine->AllocateMemory(capacity_bytes));

@@ -7,6 +7,7 @@
 #include "common/byte_size.h"
 #include "common/endpoint.h"
 #include "common/executor.h"
+#include "common/idle_spin.h"
 #include "common/metrics.h"
 #include "common/status.h"
 #include "common/uuid.h"
@@ -130,6 +131,42 @@ TEST(Metrics, SameNameAndLabelsIsTheSameCounter) {
   registry.GetCounter("x_total", "x", {{"tier", "a"}}).Add();
   EXPECT_EQ(registry.GetCounter("x_total", "x", {{"tier", "a"}}).Value(), 3u);
   EXPECT_NE(registry.Serialize().find("x_total{tier=\"a\"} 3"), std::string::npos);
+}
+
+// Whether a wait, which never ends by itself, begins with looking.
+bool Looks(IdleSpin& spin) {
+  bool looked = false;
+  EXPECT_FALSE(spin.Until(std::chrono::nanoseconds(1), [&] {
+    looked = true;
+    return false;
+  }));
+  return looked;
+}
+
+TEST(IdleSpinTest, LongWaitsEndTheLookingAndAShortOneBringsItBack) {
+  const Duration limit = std::chrono::microseconds(50);
+  IdleSpin spin;
+  int looks = 0;
+  while (looks < 1000 && Looks(spin)) ++looks;
+  EXPECT_GT(looks, 1);
+  EXPECT_LT(looks, 1000);
+  spin.Slept(limit, 2 * limit);
+  EXPECT_FALSE(Looks(spin));
+  spin.Slept(limit, 2 * limit - Duration(1));
+  EXPECT_TRUE(Looks(spin));
+}
+
+TEST(IdleSpinTest, WhatIsSeenCountsAsAShortWait) {
+  IdleSpin spin;
+  for (int round = 0; round < 100; ++round) {
+    ASSERT_TRUE(Looks(spin)) << round;
+    ASSERT_TRUE(spin.Until(std::chrono::hours(1), [] { return true; }));
+  }
+}
+
+TEST(IdleSpinTest, WithoutALimitNobodyLooks) {
+  IdleSpin spin;
+  EXPECT_FALSE(spin.Until(Duration::zero(), [] { return true; }));
 }
 
 }  // namespace

@@ -23,6 +23,7 @@ std::span<const Variable* const> All() {
       &kForceTcp,
       &kStrictProtocol,
       &kTransferTimeout,
+      &kTransferSpin,
       &kCustomTopology,
       &kTcpBindAddress,
       &kDeviceFilter,

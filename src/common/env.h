@@ -31,6 +31,9 @@ inline constexpr Variable kStrictProtocol{"MC_STRICT_PROTOCOL",
                                           "1: a protocol that cannot be had is an error, not replaced by tcp"};
 inline constexpr Variable kTransferTimeout{"MC_TRANSFER_TIMEOUT",
                                            "seconds a transfer may take beside 1 ns per byte (default 30, at least 5)"};
+inline constexpr Variable kTransferSpin{
+    "MC_TRANSFER_SPIN_US",
+    "microseconds that threads look for the next event before they sleep, while events come that soon (default 50)"};
 inline constexpr Variable kCustomTopology{"MC_CUSTOM_TOPO_JSON",
                                           "which RDMA devices are near which memory: JSON, or the path of a file"};
 inline constexpr Variable kTcpBindAddress{

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "common/check.h"
+#include "common/idle_spin.h"
 
 namespace mooncake {
 namespace {
@@ -104,16 +105,27 @@ TransferStatus Batch::Summary() const {
 }
 
 TransferStatus Batch::Wait(Deadline deadline) const {
-  std::unique_lock lock(mutex_);
-  if (!ended_.wait_until(lock, deadline.time(), [this] { return waiting_ == 0; })) {
-    return {.transferred_bytes = completed_bytes_.load()};
-  }
-  return SummaryOf(items_.size());
+  return WaitUntil(deadline.time());
 }
 
 TransferStatus Batch::WaitForEnd() const {
-  std::unique_lock lock(mutex_);
-  ended_.wait(lock, [this] { return waiting_ == 0; });
+  return WaitUntil(std::nullopt);
+}
+
+TransferStatus Batch::WaitUntil(std::optional<TimePoint> time) const {
+  static thread_local IdleSpin idle;
+  const auto ended = [this] { return waiting_.load() == 0; };
+  const TimePoint start = std::chrono::steady_clock::now();
+  if (!ended() && !idle.Until(time ? std::min<Duration>(spin_, *time - start) : spin_, ended)) {
+    std::unique_lock lock(mutex_);
+    if (!time) {
+      ended_.wait(lock, ended);
+    } else if (!ended_.wait_until(lock, *time, ended)) {
+      return {.transferred_bytes = completed_bytes_.load()};
+    }
+    idle.Slept(spin_, std::chrono::steady_clock::now() - start);
+  }
+  std::lock_guard lock(mutex_);
   return SummaryOf(items_.size());
 }
 
@@ -145,7 +157,7 @@ Result<BatchId> BatchTable::Allocate(size_t max_tasks) {
     --open_;
     return Error(ErrorCode::TOO_MANY_REQUESTS, "{} batches are open", max_batches_);
   }
-  auto batch = std::make_shared<Batch>(max_tasks);
+  auto batch = std::make_shared<Batch>(max_tasks, spin_);
   const size_t number = next_shard_.fetch_add(1, std::memory_order_relaxed) % kShards;
   Shard& shard = shards_[number];
   std::lock_guard lock(shard.mutex);

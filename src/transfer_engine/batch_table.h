@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -21,7 +22,8 @@ class Batch {
  public:
   using Watcher = std::move_only_function<void(const TransferStatus&)>;
 
-  explicit Batch(size_t max_tasks) : max_tasks_(max_tasks) {}
+  // `spin`: how long those who wait look for the end before they sleep, see IdleSpin.
+  explicit Batch(size_t max_tasks, Duration spin = Duration::zero()) : max_tasks_(max_tasks), spin_(spin) {}
   Batch(const Batch&) = delete;
   Batch& operator=(const Batch&) = delete;
 
@@ -59,7 +61,10 @@ class Batch {
   };
   TransferStatus SummaryOf(size_t items) const;  // of the first so many, all ended
 
+  TransferStatus WaitUntil(std::optional<TimePoint> time) const;  // without one: for ever
+
   const size_t max_tasks_;
+  const Duration spin_;
   std::atomic<uint64_t> cancels_{0};
   // Written under the lock; polls that find the batch waiting read them without.
   std::atomic<size_t> waiting_{0};
@@ -77,7 +82,7 @@ class Batch {
 // told from a live one. Any thread.
 class BatchTable {
  public:
-  explicit BatchTable(size_t max_batches) : max_batches_(max_batches) {}
+  explicit BatchTable(size_t max_batches, Duration spin = Duration::zero()) : max_batches_(max_batches), spin_(spin) {}
 
   // TOO_MANY_REQUESTS when max_batches are open.
   Result<BatchId> Allocate(size_t max_tasks);
@@ -99,6 +104,7 @@ class BatchTable {
   };
 
   const size_t max_batches_;
+  const Duration spin_;
   std::atomic<size_t> open_{0};
   std::atomic<size_t> next_shard_{0};
   std::array<Shard, kShards> shards_;

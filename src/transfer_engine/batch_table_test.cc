@@ -109,6 +109,16 @@ TEST(BatchTest, WaitEndsWithTheBatchOrTheDeadline) {
   other.join();
 }
 
+TEST(BatchTest, WaitThatLooksFirstEndsWithTheBatchOrTheDeadlineToo) {
+  Batch batch(1, std::chrono::hours(1));
+  ASSERT_TRUE(batch.Add(Requests(1)));
+  EXPECT_EQ(batch.Wait(Now()).state, TransferState::kWaiting);
+  EXPECT_EQ(batch.Wait(Deadline::After(std::chrono::milliseconds(1))).state, TransferState::kWaiting);
+  std::thread other([&] { batch.End(0, {}); });
+  EXPECT_EQ(batch.WaitForEnd().state, TransferState::kCompleted);
+  other.join();
+}
+
 TEST(BatchTest, CallbackRunsOnceForWhatWasSubmittedBeforeIt) {
   Batch batch(3);
   ASSERT_TRUE(batch.Add(Requests(2)));

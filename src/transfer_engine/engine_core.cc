@@ -70,7 +70,7 @@ Result<void> EngineCore::Start(std::optional<TransferEngine::Host> host, EngineP
     source_ = std::make_unique<PeerSegments>(*links_);
   }
   segments_ = std::make_unique<SegmentCache>(*source_);
-  batches_ = std::make_unique<BatchTable>(options_.max_batches);
+  batches_ = std::make_unique<BatchTable>(options_.max_batches, options_.spin);
   const TransportContext context{.options = options_,
                                  .regions = regions_,
                                  .topology = topology_,
@@ -185,7 +185,7 @@ Result<void> EngineCore::Cancel(BatchId id) {
 
 Result<void> EngineCore::Transfer(std::span<const TransferRequest> requests, Deadline deadline,
                                   std::optional<TransferNotify> notify) {
-  const auto batch = std::make_shared<Batch>(requests.size());
+  const auto batch = std::make_shared<Batch>(requests.size(), options_.spin);
   NameSender(notify);
   MC_TRY(transports_->Submit(batch, kInvalidBatch, requests,
                              {.deadline = deadline, .notify = std::move(notify), .caller = Caller::kWaits}));
@@ -196,7 +196,7 @@ Result<void> EngineCore::Transfer(std::span<const TransferRequest> requests, Dea
 
 Result<void> EngineCore::TransferGranted(TransferOpcode opcode, const MemoryRange& local, SegmentId target,
                                          const GrantedRange& remote, uint64_t offset, Deadline deadline) {
-  const auto batch = std::make_shared<Batch>(1);
+  const auto batch = std::make_shared<Batch>(1, options_.spin);
   MC_TRY(transports_->SubmitGranted(batch, opcode, local, target, remote, offset, deadline));
   const TransferStatus status = batch->WaitForEnd();
   if (status.state == TransferState::kCompleted) return {};

@@ -14,6 +14,7 @@ namespace {
 
 constexpr int64_t kMinTimeoutSeconds = 5;  // below it, transfers that only waited their turn would fail
 constexpr int64_t kMaxTimeoutSeconds = 86'400;
+constexpr int64_t kMaxSpinMicroseconds = 10'000;
 
 std::unexpected<Status> Wrong(const env::Variable& variable, std::string_view value, std::string_view expected) {
   return Error(ErrorCode::INVALID_PARAMS, "{}='{}': {} expected", variable.name, value, expected);
@@ -70,6 +71,12 @@ Result<void> ReadTimeout(Duration& timeout) {
   return {};
 }
 
+Result<void> ReadSpin(Duration& spin) {
+  const auto microseconds = MC_TRY(ReadNumber(env::kTransferSpin, 0, kMaxSpinMicroseconds));
+  if (microseconds) spin = std::chrono::microseconds(*microseconds);
+  return {};
+}
+
 void ReadFilter(std::vector<std::string>& filter) {
   std::stringstream list(env::Get(env::kDeviceFilter).value_or(""));
   for (std::string device; std::getline(list, device, ',');) {
@@ -87,6 +94,7 @@ Result<TransferEngineOptions> TransferEngineOptionsFromEnvironment() {
   MC_TRY(ReadFlag(env::kStrictProtocol, options.strict_protocol));
   MC_TRY(ReadFlag(env::kLegacyRpcPortBinding, options.legacy_port_binding));
   MC_TRY(ReadTimeout(options.default_timeout));
+  MC_TRY(ReadSpin(options.spin));
   MC_TRY(ReadTopology(options.custom_topology));
   MC_TRY(ReadPort(env::kMinRpcPort, options.min_control_port));
   MC_TRY(ReadPort(env::kMaxRpcPort, options.max_control_port));

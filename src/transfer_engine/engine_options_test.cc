@@ -34,6 +34,7 @@ TEST_F(EngineOptionsTest, VariablesAreRead) {
   Set("MC_FORCE_TCP", "1");
   Set("MC_STRICT_PROTOCOL", "true");
   Set("MC_TRANSFER_TIMEOUT", "60");
+  Set("MC_TRANSFER_SPIN_US", "0");
   Set("MC_TE_FILTERS", " mlx5_0, mlx5_2 ,,");
   Set("MC_TCP_BIND_ADDRESS", "127.0.0.1");
   Set("MC_LEGACY_RPC_PORT_BINDING", "1");
@@ -45,6 +46,7 @@ TEST_F(EngineOptionsTest, VariablesAreRead) {
   EXPECT_TRUE(options->strict_protocol);
   EXPECT_TRUE(options->legacy_port_binding);
   EXPECT_EQ(options->default_timeout, std::chrono::seconds(60));
+  EXPECT_EQ(options->spin, Duration::zero());
   EXPECT_EQ(options->device_filter, std::vector<std::string>({"mlx5_0", "mlx5_2"}));
   EXPECT_EQ(options->bind_address, "127.0.0.1");
   EXPECT_EQ(options->min_control_port, 20000);

@@ -46,6 +46,9 @@ struct TransferEngineOptions {
   size_t worker_threads = 2;               // copies within the host, metadata look-ups
   Duration default_timeout =
       std::chrono::seconds(30);  // MC_TRANSFER_TIMEOUT: of requests submitted without a deadline, plus 1 ns per byte
+  // MC_TRANSFER_SPIN_US: how long a thread that waits for a transfer, or for what peers ask, looks before it sleeps,
+  // while such waits use to be that short. 0: never.
+  Duration spin = std::chrono::microseconds(50);
   size_t max_batches = 65536;
   size_t max_notifies = 65536;  // kept for GetNotifies; a sender is refused beyond
 };

@@ -16,7 +16,7 @@ namespace {
 constexpr int kEventsPerWait = 64;
 }
 
-Result<std::shared_ptr<EventLoop>> EventLoop::Start() {
+Result<std::shared_ptr<EventLoop>> EventLoop::Start(Duration spin) {
   const int epoll = epoll_create1(EPOLL_CLOEXEC);
   if (epoll < 0) return Error(ErrorCode::INTERNAL_ERROR, "epoll_create1: {}", std::strerror(errno));
   const int wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -25,7 +25,7 @@ Result<std::shared_ptr<EventLoop>> EventLoop::Start() {
     close(epoll);
     return Error(ErrorCode::INTERNAL_ERROR, "eventfd: {}", std::strerror(error));
   }
-  std::shared_ptr<EventLoop> loop(new EventLoop(epoll, wake));
+  std::shared_ptr<EventLoop> loop(new EventLoop(epoll, wake, spin));
   epoll_event event{.events = EPOLLIN, .data = {.u64 = 0}};
   MC_CHECK(epoll_ctl(epoll, EPOLL_CTL_ADD, wake, &event) == 0, "{}", std::strerror(errno));
   loop->thread_ = std::thread([self = loop.get()] { self->Run(); });
@@ -165,17 +165,33 @@ void EventLoop::Dispatch(const epoll_event* events, int count) {
   }
 }
 
+// After long work being woken costs little beside it, and whoever shares the core needs it more.
+int EventLoop::WaitForEvents(epoll_event* events, Duration worked) {
+  const int sleep = MillisecondsToSleep();
+  int count = 0;
+  const auto look = [&](int timeout) { return count = epoll_wait(epoll_, events, kEventsPerWait, timeout); };
+  if (sleep == 0) return look(0);
+  const bool brief = worked < spin_ / 2;
+  if (brief && idle_.Until(spin_, [&] { return look(0) != 0; })) return count;
+  const TimePoint start = std::chrono::steady_clock::now();
+  look(sleep);
+  if (brief) idle_.Slept(spin_, std::chrono::steady_clock::now() - start);
+  return count;
+}
+
 void EventLoop::Run() {
   std::array<epoll_event, kEventsPerWait> events;
-  for (;;) {
-    const int count = epoll_wait(epoll_, events.data(), kEventsPerWait, MillisecondsToSleep());
+  for (Duration worked{};;) {
+    const int count = WaitForEvents(events.data(), worked);
     MC_CHECK(count >= 0 || errno == EINTR, "epoll_wait: {}", std::strerror(errno));
     {
       std::lock_guard lock(mutex_);
       if (stopping_) break;
     }
+    const TimePoint start = std::chrono::steady_clock::now();
     Dispatch(events.data(), count);
     RunDue();
+    worked = std::chrono::steady_clock::now() - start;
   }
 }
 

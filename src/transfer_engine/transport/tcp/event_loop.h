@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "common/clock.h"
+#include "common/idle_spin.h"
 #include "common/status.h"
 
 namespace mooncake::tcp {
@@ -29,7 +30,8 @@ class EventLoop {
   using Task = std::move_only_function<void()>;
   using TimerId = std::pair<TimePoint, uint64_t>;
 
-  static Result<std::shared_ptr<EventLoop>> Start();
+  // `spin`: how long the thread looks for events before it sleeps, while they use to come that soon.
+  static Result<std::shared_ptr<EventLoop>> Start(Duration spin = Duration::zero());
   ~EventLoop();  // stops
   EventLoop(const EventLoop&) = delete;
   EventLoop& operator=(const EventLoop&) = delete;
@@ -48,15 +50,18 @@ class EventLoop {
   void CancelTimer(const TimerId& id);  // one that ran or runs is left alone
 
  private:
-  EventLoop(int epoll, int wake) : epoll_(epoll), wake_(wake) {}
+  EventLoop(int epoll, int wake, Duration spin) : epoll_(epoll), wake_(wake), spin_(spin) {}
   void Run();
   void Wake();
   int MillisecondsToSleep();
+  int WaitForEvents(epoll_event* events, Duration worked);
   void RunDue();
   void Dispatch(const epoll_event* events, int count);
 
   const int epoll_;
   const int wake_;  // eventfd, token 0
+  const Duration spin_;
+  IdleSpin idle_;  // of the thread
   std::mutex mutex_;
   bool stopping_ = false;
   uint64_t last_token_ = 0;

@@ -47,7 +47,7 @@ Result<std::unique_ptr<TcpTransport>> TcpTransport::Open(const TransportContext&
   MC_TRY(options.Check());
   std::vector<std::shared_ptr<tcp::EventLoop>> loops;
   for (size_t i = 0; i < std::max<size_t>(context.options.io_threads, 1); ++i) {
-    loops.push_back(MC_TRY(tcp::EventLoop::Start()));
+    loops.push_back(MC_TRY(tcp::EventLoop::Start(context.options.spin)));
   }
   std::unique_ptr<TcpTransport> transport(new TcpTransport(context, options, loops));
   transport->listener_ = MC_TRY(tcp::Listener::Open(context.regions, transport->environment_->metrics, options,
