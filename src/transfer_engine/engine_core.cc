@@ -11,6 +11,8 @@ namespace {
 constexpr const char* kP2p = "P2PHANDSHAKE";
 constexpr size_t kWorkerQueueLimit = 65536;
 constexpr Duration kMetadataTimeout = std::chrono::seconds(5);
+// Of one attempt to reach a peer. Calls have deadlines of their own; a peer that hundreds ask at once takes seconds.
+constexpr Duration kConnectTimeout = std::chrono::seconds(10);
 
 }  // namespace
 
