@@ -131,7 +131,8 @@ Result<std::unique_ptr<HttpServer>> HttpServer::Open(Options options) {
     }
   }
   if (!bound) {
-    return Error(ErrorCode::INVALID_PARAMS, "cannot serve HTTP on {}: {}", address.ToString(), std::strerror(errno));
+    const char* why = impl->listening == INVALID_SOCKET ? "the host does not resolve" : std::strerror(errno);
+    return Error(ErrorCode::INVALID_PARAMS, "cannot serve HTTP on {}: {}", address.ToString(), why);
   }
   // The library's queue of five makes a burst of connections wait until TCP asks again, a second later.
   if (::listen(impl->listening, kBacklog) != 0) {
