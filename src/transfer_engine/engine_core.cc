@@ -51,7 +51,7 @@ Result<void> EngineCore::OpenServer(std::optional<TransferEngine::Host> host, Co
   base_.generation = self.node;
   base_.name =
       options_.metadata == kP2p || options_.local_name.empty() ? base_.control.ToString() : options_.local_name;
-  links_ = std::make_unique<PeerLinks>(*io_, self);
+  links_ = std::make_unique<PeerLinks>(*io_, self, std::string(), kConnectTimeout);
   return {};
 }
 
