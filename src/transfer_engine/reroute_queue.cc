@@ -3,8 +3,7 @@
 
 #include <pthread.h>
 
-#include <system_error>
-
+#include "common/exhaustion.h"
 #include "common/log.h"
 
 namespace mooncake {
@@ -18,10 +17,12 @@ bool Changed(const SegmentDescriptor& before, const SegmentDescriptor& now) {
 
 bool RerouteQueue::StartThread() {
   if (thread_.joinable()) return true;
-  try {
+  const auto started = CatchExhaustion([this]() -> Result<void> {
     thread_ = std::thread([this] { Run(); });
-  } catch (const std::system_error& error) {
-    log::Warn("no thread that waits for new descriptors: {}", error.what());
+    return {};
+  });
+  if (!started) {
+    log::Warn("no thread that waits for new descriptors: {}", started.error().message());
     return false;
   }
   pthread_setname_np(thread_.native_handle(), "te_reroute");

@@ -263,7 +263,7 @@ def test_idle_engines_use_next_to_no_processor_time():
     assert seconds < 0.2, f"two idle engines used {seconds} s of 4 s"
 
 
-# --- examples and the C library ---
+# --- without threads ---
 
 
 NO_MORE_THREADS = """
@@ -307,6 +307,9 @@ def test_threads_that_cannot_be_had_are_a_failure_that_can_be_repeated(master, t
     result = run_python(OPEN_WITHOUT_THREADS, library, master.address, env={"LD_PRELOAD": str(library)})
     assert result.returncode == 0, result.stderr
     assert result.stdout == "True True\nTrue True\n", result.stderr
+
+
+# --- examples and the C library ---
 
 
 def test_python_example():
