@@ -25,7 +25,7 @@ namespace {
 constexpr size_t kKiB = 1 << 10;
 constexpr size_t kMiB = 1 << 20;
 constexpr const char* kLoopback = "127.0.0.1";
-constexpr size_t kBatchBytes = 16 * kMiB;  // of one call
+constexpr size_t kBatchBytes = 64 * kMiB;  // of one call
 constexpr size_t kSmall = 64 * kKiB;       // up to here a call is one request: latency counts
 constexpr Duration kStartBudget = std::chrono::seconds(30);
 constexpr Duration kCallBudget = std::chrono::seconds(30);

@@ -22,7 +22,7 @@ DEFINE_int32(threads, 2, "tier: threads of the figures that use several; transfe
 DEFINE_string(size, "", "transfer: bytes of a request, '64KB,1MB'; default: the fixed set");
 DEFINE_string(protocol, "", "transfer: tcp, samehost, rdma; several with commas; default: those of this host");
 DEFINE_string(op, "", "transfer: read, write; default: both");
-DEFINE_int32(batch, 0, "transfer: requests of a call; 0: as many as make 16 MB, one of up to 64 KB");
+DEFINE_int32(batch, 0, "transfer: requests of a call; 0: as many as make 64 MB, one of up to 64 KB");
 DEFINE_string(percentiles, "", "transfer: of the time of a call, '50,99.9'; default: 50,99");
 DEFINE_bool(quick, false, "tiny sizes: shows that everything runs, the figures mean nothing");
 

@@ -41,6 +41,7 @@ std::span<const Variable* const> All() {
       &kTcpDataPort,
       &kTcpLanesPerPeer,
       &kTcpMaxConnections,
+      &kTcpLendBytes,
       &kTcpCongestion,
       &kTcpInterface,
       &kMetadataClusterId,

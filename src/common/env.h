@@ -49,10 +49,14 @@ inline constexpr Variable kShmAnyUser{
     "MC_SHM_ANY_USER", "1: processes of every user of this host may map registered shared memory (default: same user)"};
 inline constexpr Variable kTcpDataPort{"MC_TCP_DATA_PORT",
                                        "port of the tcp transport's data connections (default: any free one)"};
-inline constexpr Variable kTcpLanesPerPeer{"MC_TCP_LANES_PER_PEER",
-                                           "1..16: most data connections to one peer over tcp (default 4)"};
+inline constexpr Variable kTcpLanesPerPeer{
+    "MC_TCP_LANES_PER_PEER", "1..16: most data connections to one peer over tcp (default: one per core, 4 at most)"};
 inline constexpr Variable kTcpMaxConnections{"MC_TCP_MAX_CONNECTIONS",
                                              "data connections accepted from all peers at a time (default 2048)"};
+inline constexpr Variable kTcpLendBytes{
+    "MC_TCP_LEND_BYTES",
+    "transfers of at least so many bytes are sent over tcp from where they lie, without a copy to the kernel; 0: never "
+    "(default 4194304; 0 on kernels before 6.5)"};
 inline constexpr Variable kTcpCongestion{
     "MC_TCP_CONGESTION",
     "congestion control of data connections (default: the system's; on the same host cubic or reno)"};

@@ -21,7 +21,8 @@ Result<Fd> CreateMemfd(const char* name, size_t bytes, size_t huge_page_bytes);
 // The whole of it, readable and writable; MAP_FAILED with errno set. Huge pages are reserved by the mapping: without
 // that, a page that is missing later would be a bus error.
 void* MapMemfd(int memfd, size_t bytes, size_t huge_page_bytes);
-// Takes the pages of [at, at + bytes) of a mapping that begins at `base`, now. 0 or an errno; never a bus error.
+// Takes the pages of [at, at + bytes) of a mapping that begins at `base`, now, huge ones where the kernel has them (6.1
+// and later). 0 or an errno; never a bus error.
 int PopulateMemfd(std::byte* base, int memfd, size_t at, size_t bytes);
 
 }  // namespace mooncake

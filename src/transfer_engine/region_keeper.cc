@@ -130,7 +130,7 @@ Result<void> RegionKeeper::Unregister(std::span<void* const> addresses) {
 }
 
 Result<void*> RegionKeeper::Allocate(size_t length, std::string location) {
-  std::unique_ptr<SharedBuffer> buffer = MC_TRY(SharedBuffer::Create({.bytes = length}));
+  std::unique_ptr<SharedBuffer> buffer = MC_TRY(SharedBuffer::Create({.bytes = length, .populate = true}));
   RegionOptions options;
   options.location = std::move(location);
   options.shared = SharedMemory{.memfd = buffer->memfd(), .offset = 0};

@@ -12,6 +12,8 @@
 #include <functional>
 #include <vector>
 
+#include "common/memfd.h"
+
 #ifndef MADV_POPULATE_WRITE
 #define MADV_POPULATE_WRITE 23
 #endif
@@ -41,7 +43,7 @@ Result<std::shared_ptr<MappedFile>> MappedFile::Map(const Fd& fd) {
     return Error(ErrorCode::TRANSFER_FAIL, "memfd of {} B", file.st_size);
   }
   const auto bytes = static_cast<size_t>(file.st_size);
-  void* const base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd.get(), 0);
+  void* const base = MapMemfd(fd.get(), bytes, 0);
   if (base == MAP_FAILED) {
     return Error(ErrorCode::TRANSFER_FAIL, "mapping a memfd of {} B: {}", bytes, std::strerror(errno));
   }

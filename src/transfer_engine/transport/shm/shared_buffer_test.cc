@@ -8,7 +8,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
+#include <span>
+#include <vector>
 
 #include "transfer_engine/transport/shm/host_id.h"
 
@@ -26,6 +29,17 @@ TEST(SharedBufferTest, IsAnotherMappingsMemory) {
   ASSERT_NE(other, MAP_FAILED);
   EXPECT_EQ(std::memcmp(other, (*buffer)->data(), (*buffer)->size()), 0);
   munmap(other, (*buffer)->size());
+}
+
+TEST(SharedBufferTest, ALargeOneCanLieOnHugePagesAndIsAllThere) {
+  constexpr size_t kBytes = (size_t{9} << 20) + 8192;
+  const auto buffer = SharedBuffer::Create({.bytes = kBytes, .populate = true});
+  ASSERT_TRUE(buffer) << buffer.error().ToString();
+  EXPECT_EQ(reinterpret_cast<uintptr_t>((*buffer)->data()) % (size_t{2} << 20), 0u);
+  std::vector<unsigned char> resident(kBytes / 4096);
+  ASSERT_EQ(mincore((*buffer)->data(), kBytes, resident.data()), 0);
+  EXPECT_TRUE(std::ranges::all_of(resident, [](unsigned char page) { return (page & 1) != 0; }));
+  EXPECT_TRUE(std::ranges::all_of(std::span((*buffer)->data(), kBytes), [](std::byte b) { return b == std::byte{0}; }));
 }
 
 TEST(SharedBufferTest, NobodyChangesItsSizeOrItsSeals) {

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "common/check.h"
+#include "transfer_engine/transport/tcp/page_pipe.h"
 
 namespace mooncake::tcp {
 namespace {
@@ -180,6 +181,7 @@ int EventLoop::WaitForEvents(epoll_event* events, Duration worked) {
 }
 
 void EventLoop::Run() {
+  PagePipe::AllowOnThisThread();
   std::array<epoll_event, kEventsPerWait> events;
   for (Duration worked{};;) {
     const int count = WaitForEvents(events.data(), worked);

@@ -1,5 +1,6 @@
 // Latency and throughput of the tcp transport between two processes over loopback, beside iperf3 when there is one.
-// tcp_bench [name=value ...]: lanes, chunk, window, threads, depth, seconds, rounds.
+// tcp_bench [name=value ...]: lanes, chunk, window, lend, threads, depth, seconds, rounds.
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,6 +12,7 @@
 #include <map>
 #include <thread>
 
+#include "common/memfd.h"
 #include "transfer_engine/transport/tcp/tcp_test_util.h"
 
 namespace mooncake::tcp {
@@ -38,9 +40,18 @@ double Now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+// As the engine allocates it; lives as long as the process.
+std::span<std::byte> Memory() {
+  static const auto memfd = CreateMemfd("tcp_bench", kMemory, 0);
+  if (!memfd) std::exit(1);
+  auto* const base = static_cast<std::byte*>(MapMemfd(memfd->get(), kMemory, 0));
+  if (base == MAP_FAILED || PopulateMemfd(base, memfd->get(), 0, kMemory) != 0) std::exit(1);
+  return {base, kMemory};
+}
+
 [[noreturn]] void Serve(int pipe_end, const Settings& settings) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
-  static std::vector<std::byte> memory(kMemory, std::byte{1});
+  static const std::span<std::byte> memory = Memory();
   static Node node(settings.tcp, settings.threads);
   const auto region = node.Register(memory);
   const Offer offer{node.generation(), node.transport().port(), region->address, region->published.key};
@@ -101,7 +112,7 @@ class Bench {
     const size_t offset = index * bytes % std::max<size_t>(bytes, 4 << 20);
     Job job = job_;
     job.opcode = opcode;
-    job.local = std::span(memory_).subspan(offset, bytes);
+    job.local = memory_.subspan(offset, bytes);
     job.address = job_.region.address + offset;
     return job;
   }
@@ -109,7 +120,7 @@ class Bench {
   const Settings settings_;
   Node node_;
   Job job_;
-  std::vector<std::byte> memory_ = std::vector<std::byte>(kMemory, std::byte{2});
+  const std::span<std::byte> memory_ = Memory();
 };
 
 // GB/s, or 0 without iperf3.
@@ -179,6 +190,7 @@ int main(int argc, char** argv) {
     if (name == "lanes") settings.tcp.lanes_per_peer = whole;
     if (name == "chunk") settings.tcp.chunk_bytes = whole;
     if (name == "window") settings.tcp.window_bytes = whole;
+    if (name == "lend") settings.tcp.lend_bytes = whole;
     if (name == "threads") settings.threads = whole;
     if (name == "depth") settings.depth = whole;
     if (name == "seconds") settings.seconds = value;

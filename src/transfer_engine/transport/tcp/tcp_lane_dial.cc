@@ -208,7 +208,12 @@ void Peer::TakeDownIfFailed(Turn& turn, Lane& lane) {
   for (const Chunk& chunk : unanswered) {
     if (losers.empty() || losers.back() != chunk.operation) losers.push_back(chunk.operation);
   }
-  for (Chunk& chunk : unanswered) lane.orphans.push_back(std::move(chunk));
+  for (Chunk& chunk : unanswered) {
+    // The next connection knows nothing of what this one has lent.
+    if (chunk.IsReturn()) chunk.header.operation = Operation::kRead;
+    chunk.lent = false;
+    lane.orphans.push_back(std::move(chunk));
+  }
   if (!lane.our_fault && !losers.empty()) {
     environment_->metrics.lost.Add();
     log::Debug("{}: connection {} lost with {} requests: {}", Name(), lane.slot, lane.orphans.size(), status.message());

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "common/check.h"
+#include "transfer_engine/transport/tcp/page_pipe.h"
 #include "transfer_engine/transport/tcp/tcp_peer.h"
 
 namespace mooncake::tcp {
@@ -43,6 +44,8 @@ struct Peer::Batch {
   size_t count = 0;
   size_t piece_count = 0;
   size_t bytes = 0;
+  bool lend = false;  // one piece, to be lent
+  bool more = false;
 
   void Add(const void* data, size_t size, size_t skip) {
     if (skip >= size) return;
@@ -50,6 +53,22 @@ struct Peer::Batch {
     bytes += size - skip;
   }
 };
+
+ssize_t Peer::SendBatch(int fd, Batch& batch) const {
+  if (batch.lend) {
+    const iovec& piece = batch.pieces[0];
+    const auto* const data = static_cast<const std::byte*>(piece.iov_base);
+    if (const auto sent = PagePipe::OfThread().Send(fd, data, piece.iov_len, batch.more)) {
+      if (*sent > 0) environment_->metrics.bytes_lent.Add(static_cast<uint64_t>(*sent));
+      batch.bytes = std::min(batch.bytes, PagePipe::kPieceBytes);
+      return *sent;
+    }
+  }
+  msghdr message{};
+  message.msg_iov = batch.pieces.data();
+  message.msg_iovlen = batch.piece_count;
+  return sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT | (batch.more ? MSG_MORE : 0));
+}
 
 void Peer::Lane::OnEvents(uint32_t events) {
   if (const auto alive = peer.lock()) alive->OnLaneEvents(*this, events);
@@ -76,13 +95,13 @@ void Peer::Prune(Lane& lane) {
   for (size_t i = lane.UnsentIndex(); i < lane.flight.size();) {
     const Chunk& chunk = lane.flight[i];
     const bool begun = chunk.header.id == lane.sent_id && lane.sent_bytes > 0;
-    if (chunk.operation != nullptr || (begun && !chunk.IsWrite())) {
+    if (chunk.operation != nullptr || chunk.IsReturn() || (begun && !chunk.IsWrite())) {
       ++i;
     } else if (begun) {
       // Its payload cannot be completed without touching memory that has to be let go of.
       return Fail(lane, Status(ErrorCode::TRANSFER_CANCELED, "a write was given up in its middle"), true);
     } else {
-      lane.flight_bytes -= chunk.header.length;
+      lane.flight_bytes -= chunk.Bytes();
       lane.flight.erase(lane.flight.begin() + static_cast<ptrdiff_t>(i));
       for (size_t later = i; later < lane.flight.size(); ++later) --lane.flight[later].header.id;
       --lane.next_id;
@@ -90,14 +109,22 @@ void Peer::Prune(Lane& lane) {
   }
 }
 
+bool Peer::Lends(const Chunk& chunk) const {
+  return chunk.IsWrite() && IsLent(chunk.header, environment_->options.lend_bytes);
+}
+
+// As much as can be copied, or a payload to be lent.
 void Peer::Gather(Lane& lane, Batch& batch) {
   size_t skip = lane.sent_bytes;
-  for (size_t i = lane.UnsentIndex(); i < lane.flight.size(); ++i, skip = 0) {
+  for (size_t i = lane.UnsentIndex(); i < lane.flight.size() && !batch.more && !batch.lend; ++i, skip = 0) {
     if (batch.count == kBatchChunks || batch.bytes >= kBatchBytes) break;
     const Chunk& chunk = lane.flight[i];
     Request& header = batch.headers[batch.count] = chunk.header;
     batch.Add(&header, sizeof(header), skip);
-    if (chunk.IsWrite()) {
+    const bool lends = Lends(chunk);
+    batch.lend = lends && batch.piece_count == 0;
+    batch.more = lends && (!batch.lend || i + 1 < lane.flight.size());
+    if (chunk.IsWrite() && (!lends || batch.lend)) {
       batch.Add(chunk.operation->memory + chunk.offset, chunk.header.length, skip - std::min(skip, sizeof(header)));
       batch.parts[batch.count].operation = chunk.operation;
       ++chunk.operation->busy;
@@ -140,10 +167,7 @@ void Peer::Send(Turn& turn, Lane& lane, size_t limit) {
     Batch batch;
     Gather(lane, batch);
     const Outcome outcome = turn.Unlocked([&, fd = lane.socket.fd()]() -> Outcome {
-      msghdr message{};
-      message.msg_iov = batch.pieces.data();
-      message.msg_iovlen = batch.piece_count;
-      const ssize_t sent = sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+      const ssize_t sent = SendBatch(fd, batch);
       return {sent, sent < 0 ? errno : 0};
     });
     for (size_t i = 0; i < batch.count; ++i) {
@@ -197,7 +221,7 @@ void Peer::Receive(Turn& turn, Lane& lane) {
     if (body == lane.body_left) {
       const size_t next = body > 0 ? 1 : 0;
       room = lane.input.size() - lane.input_bytes;
-      if (lane.flight.size() > next && !lane.flight[next].IsWrite() &&
+      if (lane.flight.size() > next && lane.flight[next].IsRead() &&
           lane.flight[next].header.length >= lane.input.size()) {
         room = sizeof(Reply) - lane.input_bytes;
       }
@@ -223,26 +247,36 @@ void Peer::Receive(Turn& turn, Lane& lane) {
     const size_t of_body = std::min(received, body);
     lane.body_left -= of_body;
     lane.input_bytes += received - of_body;
-    if (of_body > 0 && lane.body_left == 0) {
-      const PendingPtr finished = lane.flight.front().operation;
-      PopFront(lane);
-      if (finished != nullptr) Complete(turn, finished);
-    }
+    if (of_body > 0 && lane.body_left == 0) ReadArrived(turn, lane);
     Parse(turn, lane);
     if (received < body + room) break;
   }
+  if (!lane.failure) lane.socket.WaitFor(lane.body_left);
   lane.receiving = false;
   if (lane.failure) return TakeDownIfFailed(turn, lane);
   Assign(turn);
   Kick(turn, &lane, sizeof(Request) * kBatchChunks);
 }
 
-void Peer::PopFront(Lane& lane) {
-  const Request& header = lane.flight.front().header;
-  TcpMetrics& metrics = environment_->metrics;
-  (header.operation == Operation::kRead ? metrics.bytes_received : metrics.bytes_sent).Add(header.length);
-  lane.flight_bytes -= header.length;
+Peer::Chunk Peer::PopFront(Lane& lane) {
+  Chunk chunk = std::move(lane.flight.front());
   lane.flight.pop_front();
+  lane.flight_bytes -= chunk.Bytes();
+  TcpMetrics& metrics = environment_->metrics;
+  if (!chunk.IsReturn()) (chunk.IsRead() ? metrics.bytes_received : metrics.bytes_sent).Add(chunk.header.length);
+  return chunk;
+}
+
+// What was lent is good when the target has heard that it is here: till then it holds the memory.
+void Peer::ReadArrived(Turn& turn, Lane& lane) {
+  Chunk chunk = PopFront(lane);
+  if (!chunk.lent) {
+    if (chunk.operation != nullptr) Complete(turn, chunk.operation);
+    return;
+  }
+  chunk.header.operation = Operation::kReturn;
+  chunk.header.id = lane.next_id++;
+  lane.flight.push_back(std::move(chunk));
 }
 
 void Peer::Parse(Turn& turn, Lane& lane) {
@@ -261,8 +295,7 @@ void Peer::Parse(Turn& turn, Lane& lane) {
     at += here;
     lane.body_left -= here;
     if (lane.body_left > 0) break;
-    PopFront(lane);
-    if (operation != nullptr) Complete(turn, operation);
+    ReadArrived(turn, lane);
   }
   lane.input_bytes -= at;
   std::memmove(lane.input.data(), lane.input.data() + at, lane.input_bytes);
@@ -273,23 +306,23 @@ bool Peer::TakeReply(Turn& turn, Lane& lane, const Reply& reply) {
   const bool known = !lane.flight.empty() && reply.magic == kReplyMagic && reply.id == lane.flight.front().header.id &&
                      (reply.id < lane.sent_id || (lane.sending && reply.id < lane.batch_end));
   const bool ok = reply.status == ToInt(ErrorCode::OK);
-  const uint64_t expected = known && ok && !lane.flight.front().IsWrite() ? lane.flight.front().header.length : 0;
+  const uint64_t expected = known && ok && lane.flight.front().IsRead() ? lane.flight.front().header.length : 0;
   if (!known || reply.length != expected) {
     Fail(lane, Status(ErrorCode::TRANSFER_FAIL, "the target sent what is no reply to what it was asked"));
     return false;
   }
   if (expected > 0) {
+    lane.flight.front().lent = reply.lent != 0;
     lane.body_left = expected;
     return true;
   }
-  const Chunk chunk = std::move(lane.flight.front());
-  lane.flight.front().operation.reset();
   if (ok) {
-    PopFront(lane);
+    const Chunk chunk = PopFront(lane);
     if (chunk.operation != nullptr) Complete(turn, chunk.operation);
     return false;
   }
-  lane.flight_bytes -= chunk.header.length;
+  const Chunk chunk = std::move(lane.flight.front());
+  lane.flight_bytes -= chunk.Bytes();
   lane.flight.pop_front();
   if (chunk.operation == nullptr) return false;
   const auto code = static_cast<ErrorCode>(reply.status);

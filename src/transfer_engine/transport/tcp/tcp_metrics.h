@@ -14,6 +14,7 @@ struct TcpMetrics {
                                      "accepted connections closed for what they said, or for lack of room")),
         bytes_sent(registry.GetCounter("transfer_tcp_bytes_total", "payload moved", {{"direction", "out"}})),
         bytes_received(registry.GetCounter("transfer_tcp_bytes_total", "payload moved", {{"direction", "in"}})),
+        bytes_lent(registry.GetCounter("transfer_tcp_lent_bytes_total", "payload sent without a copy to the kernel")),
         refused(registry.GetCounter("transfer_tcp_refused_requests_total",
                                     "requests of peers for memory that is not open to them")),
         lost(registry.GetCounter("transfer_tcp_lost_connections_total", "connections lost with requests under way")),
@@ -25,6 +26,7 @@ struct TcpMetrics {
   Counter& rejected;
   Counter& bytes_sent;
   Counter& bytes_received;
+  Counter& bytes_lent;
   Counter& refused;
   Counter& lost;
   Counter& retries;

@@ -4,11 +4,14 @@
 #include <charconv>
 
 #include "common/env.h"
+#include "transfer_engine/transport/tcp/page_pipe.h"
 #include "transfer_engine/transport/tcp/tcp_socket.h"
 #include "transfer_engine/transport/tcp/tcp_wire.h"
 
 namespace mooncake::tcp {
 namespace {
+
+constexpr size_t kLendBytes = 4 << 20;
 
 Result<uint64_t> Number(const env::Variable& variable, uint64_t unset, uint64_t low, uint64_t high) {
   const auto text = env::Get(variable);
@@ -29,6 +32,7 @@ Result<TcpOptions> TcpOptions::FromEnvironment() {
   options.port = static_cast<uint16_t>(MC_TRY(Number(env::kTcpDataPort, options.port, 0, 65535)));
   options.lanes_per_peer = MC_TRY(Number(env::kTcpLanesPerPeer, options.lanes_per_peer, 1, 16));
   options.max_connections = MC_TRY(Number(env::kTcpMaxConnections, options.max_connections, 1, 1 << 20));
+  options.lend_bytes = MC_TRY(Number(env::kTcpLendBytes, options.lend_bytes, 0, UINT64_MAX));
   options.congestion = env::Get(env::kTcpCongestion).value_or("");
   options.interface = env::Get(env::kTcpInterface).value_or("");
   return options;
@@ -52,6 +56,10 @@ Result<void> TcpOptions::Check() const {
 std::string TcpOptions::ToString() const {
   return fmt::format("{} connections per peer, {} accepted, requests of {} bytes, {} bytes and {} requests in flight",
                      lanes_per_peer, max_connections, chunk_bytes, window_bytes, window_requests);
+}
+
+size_t TcpOptions::DefaultLendBytes() {
+  return PagePipe::WorthIt() ? kLendBytes : 0;
 }
 
 }  // namespace mooncake::tcp

@@ -90,6 +90,10 @@ void Peer::Abandon(Turn& turn, const Pending& operation) {
     bool concerned = false;
     for (Chunk& chunk : lane->flight) {
       if (chunk.operation.get() != &operation) continue;
+      // The target would still take it out of memory that is let go of.
+      if (Lends(chunk) && chunk.header.id < lane->sent_id) {
+        Fail(*lane, Status(ErrorCode::TRANSFER_CANCELED, "a write was given up before its end"), true);
+      }
       chunk.operation.reset();
       concerned = true;
     }

@@ -70,7 +70,12 @@ class Peer final : public std::enable_shared_from_this<Peer> {
     PendingPtr operation;  // null: nobody waits for the answer any more
     size_t offset = 0;     // in the operation
     Request header;
+    bool lent = false;  // of a read that is arriving: has to be returned
+    bool IsRead() const { return header.operation == Operation::kRead; }
     bool IsWrite() const { return header.operation == Operation::kWrite; }
+    bool IsReturn() const { return header.operation == Operation::kReturn; }
+    // That count for the connection's window.
+    size_t Bytes() const { return IsReturn() ? 0 : header.length; }
     size_t WireBytes() const { return sizeof(Request) + (IsWrite() ? header.length : 0); }
   };
 
@@ -150,13 +155,16 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   void OnLaneEvents(Lane& lane, uint32_t events);
   void Prune(Lane& lane);
   void Gather(Lane& lane, Batch& batch);
+  ssize_t SendBatch(int fd, Batch& batch) const;
   void Account(Lane& lane, const Batch& batch, size_t sent);
   void Send(Turn& turn, Lane& lane, size_t limit);
   void WantWritable(Lane& lane, bool wanted);
   void Receive(Turn& turn, Lane& lane);
   void Parse(Turn& turn, Lane& lane);
   bool TakeReply(Turn& turn, Lane& lane, const Reply& reply);
-  void PopFront(Lane& lane);
+  Chunk PopFront(Lane& lane);
+  void ReadArrived(Turn& turn, Lane& lane);
+  bool Lends(const Chunk& chunk) const;
 
   const std::shared_ptr<const PeerEnvironment> environment_;
   const Endpoint address_;

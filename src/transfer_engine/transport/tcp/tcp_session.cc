@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "common/check.h"
+#include "transfer_engine/transport/tcp/page_pipe.h"
 
 namespace mooncake::tcp {
 namespace {
@@ -28,14 +29,14 @@ std::byte* Discarded() {
   return bytes.data();
 }
 
-ssize_t SendMessage(int fd, const msghdr& message) {
+ssize_t SendMessage(int fd, const msghdr& message, int flags) {
 #ifdef __SANITIZE_THREAD__
   // TSan notes the reads of sendmsg when it has returned. By then the peer may have the bytes, and whoever it tells may
   // write the memory again: a race that is none. So the order is told apart from the reads.
   (void)send(fd, nullptr, 0, MSG_NOSIGNAL | MSG_DONTWAIT);
-  return syscall(SYS_sendmsg, fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  return syscall(SYS_sendmsg, fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT | flags);
 #else
-  return sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  return sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT | flags);
 #endif
 }
 
@@ -74,6 +75,7 @@ void Session::Close() {
   socket_.Abort();
   write_use_.Release();
   outgoing_.clear();
+  loans_.clear();
   answers_.clear();
   host_.OnClosed(*this);
 }
@@ -162,7 +164,7 @@ void Session::Receive() {
     message.msg_iov = pieces.data();
     message.msg_iovlen = count;
     const ssize_t got = recvmsg(socket_.fd(), &message, MSG_DONTWAIT);
-    if (got < 0 && (errno == EAGAIN || errno == EINTR)) return;
+    if (got < 0 && (errno == EAGAIN || errno == EINTR)) break;
     if (got <= 0) return Close();
     const auto received = static_cast<size_t>(got);
     total += received;
@@ -173,8 +175,9 @@ void Session::Receive() {
     if (of_body > 0 && write_left_ == 0) EndWrite();
     Parse();
     if (state_ == State::kServing) Send();
-    if (received < body + room) return;
+    if (received < body + room) break;
   }
+  if (state_ == State::kServing) socket_.WaitFor(write_left_);
 }
 
 void Session::Parse() {
@@ -192,12 +195,14 @@ void Session::Parse() {
 }
 
 void Session::TakeRequest(const Request& request) {
-  const bool known = request.operation == Operation::kRead || request.operation == Operation::kWrite;
-  if (request.magic != kRequestMagic || !known || request.length > kMaxRequestBytes) {
+  const bool known = request.operation == Operation::kRead || request.operation == Operation::kWrite ||
+                     request.operation == Operation::kReturn;
+  if (request.magic != kRequestMagic || !known || request.length > kMaxRequestBytes || loans_.size() > kMaxLent) {
     host_.metrics.rejected.Add();
     return Close();
   }
   if (request.operation == Operation::kWrite) return BeginWrite(request);
+  if (request.operation == Operation::kReturn) return TakeReturn(request);
   answers_.push_back({.reply = {.id = request.id}, .read = request});
 }
 
@@ -264,7 +269,9 @@ void Session::Stage() {
       if (use) {
         next.use = std::move(*use);
         next.data = reinterpret_cast<const std::byte*>(answer.read->address);
+        next.address = answer.read->address;
         next.reply.length = answer.read->length;
+        next.reply.lent = IsLent(*answer.read, host_.options.lend_bytes) ? 1 : 0;
       } else {
         next.reply.status = ToInt(use.error().code());
       }
@@ -274,50 +281,99 @@ void Session::Stage() {
   }
 }
 
+// What one system call sends.
+struct Session::Parcel {
+  std::array<iovec, 2 * kStagedReplies> pieces;
+  size_t count = 0;
+  size_t bytes = 0;
+  bool lend = false;  // one piece, to be lent
+  bool more = false;
+
+  void Add(const void* data, size_t size, size_t& skip) {
+    const size_t gone = std::min(skip, size);
+    skip -= gone;
+    if (gone == size) return;
+    pieces[count++] = {const_cast<std::byte*>(static_cast<const std::byte*>(data)) + gone, size - gone};
+    bytes += size - gone;
+  }
+};
+
+// As much as can be copied, or a payload to be lent.
+Session::Parcel Session::Pack() const {
+  Parcel parcel;
+  size_t skip = sent_;
+  for (const Outgoing& one : outgoing_) {
+    parcel.Add(&one.reply, sizeof(Reply), skip);
+    if (one.reply.length == 0) continue;
+    if (one.lend()) {
+      parcel.lend = parcel.count == 0;
+      parcel.more = !parcel.lend || outgoing_.size() > 1;
+      if (parcel.lend) parcel.Add(one.data, one.reply.length, skip);
+      break;
+    }
+    parcel.Add(one.data, one.reply.length, skip);
+  }
+  return parcel;
+}
+
+ssize_t Session::SendParcel(Parcel& parcel) {
+  if (parcel.lend) {
+    const iovec& piece = parcel.pieces[0];
+    const auto* const data = static_cast<const std::byte*>(piece.iov_base);
+    if (const auto sent = PagePipe::OfThread().Send(socket_.fd(), data, piece.iov_len, parcel.more)) {
+      if (*sent > 0) host_.metrics.bytes_lent.Add(static_cast<uint64_t>(*sent));
+      parcel.bytes = std::min(parcel.bytes, PagePipe::kPieceBytes);
+      return *sent;
+    }
+  }
+  msghdr message{};
+  message.msg_iov = parcel.pieces.data();
+  message.msg_iovlen = parcel.count;
+  return SendMessage(socket_.fd(), message, parcel.more ? MSG_MORE : 0);
+}
+
 void Session::Send() {
   for (size_t total = 0; !blocked_ && total < kBytesPerTurn;) {
     Stage();
     if (outgoing_.empty()) return;
-    std::array<iovec, 2 * kStagedReplies> pieces;
-    size_t count = 0;
-    size_t bytes = 0;
-    size_t skip = sent_;
-    for (Outgoing& one : outgoing_) {
-      // The reply's beginning may be out already, so that it cannot be turned into a refusal.
-      if (one.use && !one.use.wanted()) return Close();
-      const auto add = [&](const void* data, size_t size) {
-        const size_t gone = std::min(skip, size);
-        skip -= gone;
-        if (gone == size) return;
-        pieces[count++] = {const_cast<std::byte*>(static_cast<const std::byte*>(data)) + gone, size - gone};
-        bytes += size - gone;
-      };
-      add(&one.reply, sizeof(Reply));
-      if (one.reply.length > 0) add(one.data, one.reply.length);
+    // A reply's beginning may be out already, so that it cannot be turned into a refusal.
+    if (std::ranges::any_of(outgoing_, [](const Outgoing& one) { return one.use && !one.use.wanted(); })) {
+      return Close();
     }
-    msghdr message{};
-    message.msg_iov = pieces.data();
-    message.msg_iovlen = count;
-    const ssize_t sent = SendMessage(socket_.fd(), message);
+    Parcel parcel = Pack();
+    const ssize_t sent = SendParcel(parcel);
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0 && errno != EAGAIN) return Close();
-    blocked_ = sent < static_cast<ssize_t>(bytes);
+    blocked_ = sent < static_cast<ssize_t>(parcel.bytes);
     if (sent > 0) Sent(static_cast<size_t>(sent));
-    total += bytes;
+    total += parcel.bytes;
   }
 }
 
 void Session::Sent(size_t bytes) {
   sent_ += bytes;
   while (!outgoing_.empty() && sent_ >= outgoing_.front().bytes()) {
-    sent_ -= outgoing_.front().bytes();
-    outgoing_bytes_ -= outgoing_.front().bytes();
+    Outgoing& out = outgoing_.front();
+    sent_ -= out.bytes();
+    outgoing_bytes_ -= out.bytes();
+    if (out.lend()) loans_.push_back({out.address, out.reply.length, std::move(out.use)});
     outgoing_.pop_front();
   }
 }
 
+void Session::TakeReturn(const Request& request) {
+  if (loans_.empty() || loans_.front().address != request.address || loans_.front().length != request.length) {
+    host_.metrics.rejected.Add();
+    return Close();
+  }
+  // The use has been held until now, so that what the initiator has taken out is what was asked for.
+  loans_.pop_front();
+  answers_.push_back({.reply = {.id = request.id}});
+}
+
 bool Session::HoldsUses() const {
-  return write_use_ || std::ranges::any_of(outgoing_, [](const Outgoing& one) { return static_cast<bool>(one.use); });
+  return write_use_ || !loans_.empty() ||
+         std::ranges::any_of(outgoing_, [](const Outgoing& one) { return static_cast<bool>(one.use); });
 }
 
 // A stalled peer sends no event that could tell us.
@@ -336,7 +392,8 @@ void Session::CheckUses() {
   if (state_ != State::kServing) return;
   if (write_use_ && !write_use_.wanted()) GiveUpWrite();
   const bool unwanted =
-      std::ranges::any_of(outgoing_, [](const Outgoing& one) { return one.use && !one.use.wanted(); });
+      std::ranges::any_of(outgoing_, [](const Outgoing& one) { return one.use && !one.use.wanted(); }) ||
+      std::ranges::any_of(loans_, [](const Loan& loan) { return !loan.use.wanted(); });
   if (unwanted) return Close();
   WatchUses();
 }

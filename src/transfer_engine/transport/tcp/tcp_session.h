@@ -69,8 +69,18 @@ class Session final : public EventLoop::Handler, public std::enable_shared_from_
     Reply reply;
     const std::byte* data = nullptr;
     RegionRegistry::Use use;
+    uint64_t address = 0;
+    bool lend() const { return reply.lent != 0; }
     size_t bytes() const { return sizeof(Reply) + reply.length; }
   };
+
+  // A read whose payload is out and has not been returned.
+  struct Loan {
+    uint64_t address = 0;
+    uint64_t length = 0;
+    RegionRegistry::Use use;
+  };
+  struct Parcel;
 
   void Receive();
   void HearHello();
@@ -80,9 +90,12 @@ class Session final : public EventLoop::Handler, public std::enable_shared_from_
   void BeginWrite(const Request& request);
   void TakePayloadFromInput(size_t& at);
   void EndWrite();
+  void TakeReturn(const Request& request);
   void GiveUpWrite();
   void Send();
   void Stage();
+  Parcel Pack() const;
+  ssize_t SendParcel(Parcel& parcel);
   void Sent(size_t bytes);
   bool HoldsUses() const;
   void WatchUses();
@@ -109,6 +122,7 @@ class Session final : public EventLoop::Handler, public std::enable_shared_from_
 
   std::deque<Answer> answers_;     // in the order of their requests
   std::deque<Outgoing> outgoing_;  // being sent; its front has sent_ bytes out
+  std::deque<Loan> loans_;
   size_t outgoing_bytes_ = 0;
   size_t sent_ = 0;
   bool blocked_ = false;  // the socket takes no more for now

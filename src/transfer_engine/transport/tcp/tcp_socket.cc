@@ -13,6 +13,7 @@
 namespace mooncake::tcp {
 namespace {
 
+constexpr uint64_t kLowWater = 256 << 10;
 constexpr int kBacklog = 1024;
 constexpr int kKeepIdleSeconds = 10;
 constexpr int kKeepIntervalSeconds = 3;
@@ -90,6 +91,13 @@ Result<ListeningSocket> ListenOn(const Address& address, const std::string& host
 
 void Socket::Close() {
   if (fd_ >= 0) close(std::exchange(fd_, -1));
+}
+
+void Socket::WaitFor(uint64_t bytes) {
+  const int wanted = bytes < 2 * kLowWater ? 1 : static_cast<int>(kLowWater);
+  if (wanted == low_water_) return;
+  low_water_ = wanted;
+  Set(fd_, SOL_SOCKET, SO_RCVLOWAT, wanted);
 }
 
 void Socket::Abort() {

@@ -20,9 +20,10 @@ class Socket {
  public:
   Socket() = default;
   explicit Socket(int fd) : fd_(fd) {}
-  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)), low_water_(other.low_water_) {}
   Socket& operator=(Socket&& other) noexcept {
     std::swap(fd_, other.fd_);
+    std::swap(low_water_, other.low_water_);
     other.Close();
     return *this;
   }
@@ -30,11 +31,14 @@ class Socket {
   explicit operator bool() const { return fd_ >= 0; }
   int fd() const { return fd_; }
   void Close();
+  // So many bytes are certain to come: no event before a good part of them is there.
+  void WaitFor(uint64_t bytes);
   // Like Close, but what was not sent yet is thrown away and the peer is told so.
   void Abort();
 
  private:
   int fd_ = -1;
+  int low_water_ = 1;
 };
 
 struct Address {

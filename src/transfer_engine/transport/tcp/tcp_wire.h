@@ -2,6 +2,7 @@
 #pragma once
 
 #include <bit>
+#include <cstddef>
 #include <cstdint>
 
 #include "common/uuid.h"
@@ -13,7 +14,7 @@ static_assert(std::endian::native == std::endian::little, "records are sent as t
 inline constexpr uint64_t kHelloMagic = 0x3154414443544b4d;  // "MKTCDAT1"
 inline constexpr uint16_t kRequestMagic = 0x514d;            // "MQ"
 inline constexpr uint32_t kReplyMagic = 0x50524b4d;          // "MKRP"
-inline constexpr uint32_t kVersion = 1;
+inline constexpr uint32_t kVersion = 2;
 // A request that speaks of more is no request: the connection is closed. Initiators cut far below.
 inline constexpr uint64_t kMaxRequestBytes = 16ull << 20;
 
@@ -40,7 +41,12 @@ struct HelloAnswer {
 };
 static_assert(sizeof(HelloAnswer) == 40);
 
-enum class Operation : uint16_t { kRead = 1, kWrite = 2 };
+// Payload of a read that the target has lent lies in the target's memory until the initiator has taken it out of its
+// socket. So the read is good only when the initiator has returned it, and the return has been answered: until then the
+// target holds the memory. A return repeats the fields of its read; returns come in the order of the lent reads.
+enum class Operation : uint16_t { kRead = 1, kWrite = 2, kReturn = 3 };
+// More that are not returned are no good will: the connection is closed.
+inline constexpr size_t kMaxLent = 1024;
 
 // Bytes [address, address + length), which are part of what the initiator wants to move in all: the target opens all of
 // [address - before, address + length + after) or refuses, so that what is refused has moved no byte.
@@ -56,11 +62,20 @@ struct Request {
 };
 static_assert(sizeof(Request) == 48);
 
+// Smaller chunks are not worth a loan.
+inline constexpr uint32_t kMinLentBytes = 64 << 10;
+// Whether the payload belongs to a transfer that is long enough. The numbers may be a stranger's.
+constexpr bool IsLent(const Request& part, uint64_t lend_bytes) {
+  if (lend_bytes == 0 || part.length < kMinLentBytes) return false;
+  return part.before >= lend_bytes || part.after >= lend_bytes || part.before + part.length + part.after >= lend_bytes;
+}
+
 struct Reply {
   uint32_t magic = kReplyMagic;
   int32_t status = 0;  // ErrorCode
   uint64_t id = 0;
-  uint64_t length = 0;  // of the payload that follows: all of what was asked for, or 0
+  uint32_t length = 0;  // of the payload that follows: all of what was asked for, or 0
+  uint32_t lent = 0;    // 1: has to be returned
 };
 static_assert(sizeof(Reply) == 24);
 
