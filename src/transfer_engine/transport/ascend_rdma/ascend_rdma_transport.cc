@@ -59,7 +59,8 @@ Result<void> AscendRdmaTransport::OpenLane(int32_t device_id) {
   MC_TRY(runtime_->OpenDevice(device_id));
   const size_t slots = (options_.ring_bytes + options_.slot_bytes - 1) / options_.slot_bytes;
   auto memory = MC_TRY(bridge::BounceMemory::Create(*runtime_, device_id, slots * options_.slot_bytes, wires_));
-  auto port = MC_TRY(bridge::NpuCopyPort::Open(*runtime_->AsyncDriver(), device_id, options_.copies_per_direction));
+  auto port = MC_TRY(bridge::NpuCopyPort::Open(*runtime_->AsyncDriver(), device_id, options_.copies_per_direction,
+                                               memory->page_locked()));
   bridge::LaneOptions lane = options_.lane;
   lane.scheduler.slot_bytes = options_.slot_bytes;
   lane.scheduler.chunk_bytes = options_.slot_bytes;

@@ -51,7 +51,7 @@ class TestNpu final : public NpuRuntime {
     return NotUsed();
   }
   Result<std::shared_ptr<void>> RegisterHost(int32_t, std::span<std::byte> memory) override {
-    if (fail_register) return Error(ErrorCode::NOT_IMPLEMENTED, "no page-locking");
+    if (fail_register) return Error(register_error, "no page-locking");
     driver.pinned().Add(memory);
     ++registered;
     return std::shared_ptr<void>(memory.data(), [this](void* begin) {
@@ -65,6 +65,7 @@ class TestNpu final : public NpuRuntime {
   FakeNpuDriver driver;
   bool fail_allocate = false;
   bool fail_register = false;
+  ErrorCode register_error = ErrorCode::INTERNAL_ERROR;
   std::atomic<int> registered = 0;
 
  private:
@@ -313,10 +314,29 @@ TEST_F(AscendRdmaTransportTest, ADeviceGetsItsLaneWithItsFirstRegion) {
   EXPECT_TRUE(bridge->RegisterRegion(host_region));
 }
 
+// D11: never an asynchronous copy of memory that is not page-locked.
+TEST_F(AscendRdmaTransportTest, D11WithoutPageLockingCopiesAreSynchronous) {
+  npu_->fail_register = true;
+  npu_->register_error = ErrorCode::NOT_IMPLEMENTED;
+  auto bridge = Open(SmallRing(), {0});
+  FakeDeviceMemory memory(0, 300'000);
+  std::vector<std::byte> remote(300'000);
+  std::memset(memory.bytes().data(), 0x21, memory.size());
+  Moves moves;
+  std::vector<TransferOperation> one;
+  one.push_back(Make(TransferOpcode::kWrite, memory, 3, 299'000, remote.data(), moves));
+  bridge->Submit(std::move(one), Caller::kGoesOn);
+  moves.Await(1);
+  EXPECT_TRUE(moves.ends[0]);
+  EXPECT_EQ(std::memcmp(remote.data(), memory.bytes().data() + 3, 299'000), 0);
+  EXPECT_EQ(npu_->driver.streams_created, 0);
+  EXPECT_GT(npu_->driver.copies_now, 0);
+}
+
 TEST_F(AscendRdmaTransportTest, WhateverFailsAtOpenNothingStays) {
   EXPECT_EQ(OpenFails(SmallRing(), {0, 7}), ErrorCode::INVALID_PARAMS);
   npu_->fail_register = true;
-  EXPECT_EQ(OpenFails(SmallRing(), {0}), ErrorCode::NOT_IMPLEMENTED);
+  EXPECT_EQ(OpenFails(SmallRing(), {0}), ErrorCode::INTERNAL_ERROR);
   npu_->fail_register = false;
   wire_.fail_register = true;
   EXPECT_EQ(OpenFails(SmallRing(), {0}), ErrorCode::INTERNAL_ERROR);
@@ -343,6 +363,46 @@ TEST_F(AscendRdmaTransportTest, WhateverFailsAtOpenNothingStays) {
   Open(calibrated, {0});
 }
 
+// On the real runtime's interface: streams are asked, not waited for, and the ring is what a network device can map.
+TEST(AscendRdmaNpuTest, BytesGoToThePeerAndBack) {
+  auto opened = OpenNpuRuntime();
+  ASSERT_TRUE(opened) << opened.error().ToString();
+  const std::shared_ptr<NpuRuntime> npu = *opened;
+  ThreadedWire wire;
+  AscendRdmaOptions options;
+  options.lane.attempts = 12;
+  auto bridge = AscendRdmaTransport::Open(npu, {&wire}, options, {0});
+  ASSERT_TRUE(bridge) << bridge.error().ToString();
+  constexpr size_t kSize = (9 << 20) + 77;
+  const auto source = npu->Allocate(0, kSize);
+  const auto target = npu->Allocate(0, kSize);
+  ASSERT_TRUE(source && target);
+  std::vector<std::byte> bytes(kSize);
+  for (size_t i = 0; i < kSize; ++i) bytes[i] = static_cast<std::byte>(i * 131 + i / 4096);
+  ASSERT_TRUE(npu->CopyHostToDevice(*source, kSize, bytes.data(), kSize));
+  std::vector<std::byte> remote(kSize);
+  for (const auto opcode : {TransferOpcode::kWrite, TransferOpcode::kRead}) {
+    Moves moves;
+    std::vector<TransferOperation> operations;
+    const FakeDeviceMemory unused(0, 64);
+    for (const auto& [at, length] : {std::pair<size_t, size_t>{0, 5}, {5, 4000}, {4005, kSize - 4005}}) {
+      auto operation = Make(opcode, unused, 0, 1, remote.data() + at, moves);
+      operation.local = NpuRange{(opcode == TransferOpcode::kWrite ? *source : *target) + at, length, npu.get()};
+      operations.push_back(std::move(operation));
+    }
+    (*bridge)->Submit(std::move(operations), Caller::kGoesOn);
+    moves.Await(3);
+    for (const auto& end : moves.ends) EXPECT_TRUE(end) << end.error().ToString();
+  }
+  std::vector<std::byte> back(kSize);
+  ASSERT_TRUE(npu->CopyDeviceToHost(back.data(), kSize, *target, kSize));
+  EXPECT_EQ(remote, bytes);
+  EXPECT_EQ(back, bytes);
+  bridge->reset();
+  EXPECT_TRUE(npu->Free(*source));
+  EXPECT_TRUE(npu->Free(*target));
+}
+
 TEST(CalibrationTest, TheBestChunkGrowsWithOverheadAndRate) {
   using std::chrono::microseconds;
   const size_t low = size_t{512} << 10;
@@ -360,7 +420,7 @@ TEST(NpuCopyPortTest, D12CopiesAreAlignedAndNeighboursUntouched) {
   FakeDeviceMemory device(0, 8192);
   FakeDeviceMemory host(0, 8192);
   driver.pinned().Add(host.bytes());
-  auto port = *bridge::NpuCopyPort::Open(driver, 0, 2);
+  auto port = *bridge::NpuCopyPort::Open(driver, 0, 2, true);
   for (const size_t phase : {0, 1, 63}) {
     for (const size_t length : {1, 63, 64, 65, 1000}) {
       for (const Direction direction : {Direction::kWrite, Direction::kRead}) {
@@ -388,7 +448,7 @@ TEST(NpuCopyPortTest, ACopyThatFailsIsToldAndTheNextIsFine) {
   driver.looks_pinned = true;
   FakeDeviceMemory device(0, 8192);
   FakeDeviceMemory host(0, 8192);
-  auto port = *bridge::NpuCopyPort::Open(driver, 0, 1);
+  auto port = *bridge::NpuCopyPort::Open(driver, 0, 1, true);
   bool bad = true;
   driver.on_run = [&](const NpuCopy&) {
     return bad ? std::optional(Status(ErrorCode::DATA_COPY_FAILED, "bad", 507001)) : std::nullopt;

@@ -6,6 +6,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "common/log.h"
+
 namespace mooncake::bridge {
 
 Result<std::unique_ptr<BounceMemory>> BounceMemory::Create(NpuRuntime& runtime, int32_t device_id, size_t bytes,
@@ -24,7 +26,14 @@ Result<std::unique_ptr<BounceMemory>> BounceMemory::Create(NpuRuntime& runtime, 
         Status(ErrorCode::INTERNAL_ERROR, fmt::format("madvise(MADV_DONTFORK): {}", strerror(errno)), errno));
   }
   std::memset(mapped, 0, bytes);
-  memory->page_locked_ = MC_TRY(runtime.RegisterHost(device_id, memory->bytes_));
+  auto page_locked = runtime.RegisterHost(device_id, memory->bytes_);
+  if (page_locked) {
+    memory->page_locked_ = std::move(*page_locked);
+  } else if (page_locked.error().code() == ErrorCode::NOT_IMPLEMENTED) {
+    log::Warn("NPU device {}: transfers copy synchronously: {}", device_id, page_locked.error().ToString());
+  } else {
+    return std::unexpected(std::move(page_locked.error()));
+  }
   memory->region_.address = reinterpret_cast<uint64_t>(mapped);
   memory->region_.length = bytes;
   memory->region_.options = {.location = "cpu", .access = RegionAccess::kLocal};

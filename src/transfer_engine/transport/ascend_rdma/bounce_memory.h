@@ -10,8 +10,9 @@
 
 namespace mooncake::bridge {
 
-// Ordinary pages, page-locked for the device first and registered with the transports for local access second: no peer
-// learns of it or may touch it. Undone in reverse order. Not inherited by children.
+// Ordinary pages, page-locked for the device first (where its runtime can, else a warning tells) and registered with
+// the transports for local access second: no peer learns of it or may touch it. Undone in reverse order. Not inherited
+// by children.
 class BounceMemory {
  public:
   // `bytes`: whole pages. The transports and the runtime outlive it. Errors say which step failed; nothing stays then.
@@ -22,6 +23,8 @@ class BounceMemory {
   BounceMemory& operator=(const BounceMemory&) = delete;
 
   HostRange bytes() const { return bytes_; }
+  // The device can copy from and to it by itself.
+  bool page_locked() const { return page_locked_ != nullptr; }
 
  private:
   explicit BounceMemory(HostRange bytes) : bytes_(bytes) {}

@@ -8,11 +8,23 @@
 
 namespace mooncake::bridge {
 
-Result<std::unique_ptr<NpuCopyPort>> NpuCopyPort::Open(NpuDriver& driver, int32_t device_id, size_t depth) {
+Result<std::unique_ptr<NpuCopyPort>> NpuCopyPort::Open(NpuDriver& driver, int32_t device_id, size_t depth,
+                                                       bool page_locked) {
   MC_CHECK(depth > 0, "no stream");
-  std::unique_ptr<NpuCopyPort> port(new NpuCopyPort(driver, device_id, depth));
+  std::unique_ptr<NpuCopyPort> port(new NpuCopyPort(driver, device_id, page_locked ? depth : 1, page_locked));
+  if (!page_locked) return port;
   for (Lane& lane : port->lanes_) lane.stream = MC_TRY(driver.CreateStream(device_id));
   return port;
+}
+
+Result<void> NpuCopyPort::CopyAll(Direction direction, std::span<const SlotCopy> copies) {
+  for (const SlotCopy& copy : copies) {
+    const CopyEnd host = CopyEnd::Host(copy.host);
+    const CopyEnd device = CopyEnd::Device(copy.device);
+    const bool write = direction == Direction::kWrite;
+    MC_TRY(driver_.CopyNow({write ? host : device, write ? device : host, copy.bytes, copy.bytes}));
+  }
+  return {};
 }
 
 CopyPort::Ticket NpuCopyPort::Start(Direction direction, std::span<const SlotCopy> copies) {
@@ -27,7 +39,7 @@ CopyPort::Ticket NpuCopyPort::Start(Direction direction, std::span<const SlotCop
   MC_CHECK(!lanes_[at].busy, "more than {} copies at once", depth_);
   Lane& lane = lanes_[at];
   lane.busy = true;
-  lane.outcome = Submit(lane, direction, copies);
+  lane.outcome = page_locked_ ? Submit(lane, direction, copies) : CopyAll(direction, copies);
   return at;
 }
 

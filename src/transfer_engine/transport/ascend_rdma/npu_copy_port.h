@@ -13,11 +13,13 @@ namespace mooncake::bridge {
 
 // A runtime reports the error of a copy to whoever synchronizes its stream, and then for the whole stream. So each
 // ticket has a stream to itself while it lives: its error is known exactly, and nothing else waits for it.
-// The driver outlives it.
+// Where host memory cannot be page-locked, copies are synchronous instead: Start does them, which is correct everywhere
+// and overlaps with the wire alone. The driver outlives it.
 class NpuCopyPort final : public CopyPort {
  public:
-  // `depth` streams per direction.
-  static Result<std::unique_ptr<NpuCopyPort>> Open(NpuDriver& driver, int32_t device_id, size_t depth);
+  // `depth` streams per direction; none, and one copy at a time, if `page_locked` is false.
+  static Result<std::unique_ptr<NpuCopyPort>> Open(NpuDriver& driver, int32_t device_id, size_t depth,
+                                                   bool page_locked);
 
   size_t depth() const override { return depth_; }
   Ticket Start(Direction direction, std::span<const SlotCopy> copies) override;
@@ -34,14 +36,16 @@ class NpuCopyPort final : public CopyPort {
     int poll_errors = 0;
     Result<void> outcome;  // the first error so far
   };
-  NpuCopyPort(NpuDriver& driver, int32_t device_id, size_t depth)
-      : driver_(driver), device_id_(device_id), depth_(depth), lanes_(kDirections * depth) {}
+  NpuCopyPort(NpuDriver& driver, int32_t device_id, size_t depth, bool page_locked)
+      : driver_(driver), device_id_(device_id), depth_(depth), page_locked_(page_locked), lanes_(kDirections * depth) {}
+  Result<void> CopyAll(Direction direction, std::span<const SlotCopy> copies);
   Result<void> Submit(Lane& lane, Direction direction, std::span<const SlotCopy> copies);
   Result<void> Over(Lane& lane);
 
   NpuDriver& driver_;
   const int32_t device_id_;
   const size_t depth_;
+  const bool page_locked_;
   std::vector<Lane> lanes_;  // those of writes first
   std::vector<NpuCopy> parts_;
 };
