@@ -117,6 +117,9 @@ TEST_F(LaneTest, C4AFailedChunkStopsIssuingDrainsAndOnlyThenEnds) {
   lane_.wire.EndOne(Error(ErrorCode::ADDRESS_NOT_REGISTERED, "gone"));
   lane_.Step();
   EXPECT_FALSE(write.ended());
+  lane_.port.EndOne();  // which makes room for another
+  lane_.Step();
+  EXPECT_FALSE(write.ended());
   EXPECT_EQ(lane_.core->counters().loads, started);
   while (lane_.port.EndOne()) continue;
   lane_.Step();
