@@ -62,6 +62,13 @@ std::span<const Variable* const> All() {
       &kPkeyIndex,
       &kRdmaRetries,
       &kSliceTimeout,
+      &kNpuBridgeRing,
+      &kNpuBridgeSlot,
+      &kNpuBridgeChunk,
+      &kNpuBridgeSmall,
+      &kNpuBridgeAge,
+      &kNpuBridgeRequests,
+      &kNpuBridgeDevices,
   };
   return kAll;
 }

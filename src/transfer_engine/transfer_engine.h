@@ -36,6 +36,8 @@ struct TransferEngineOptions {
   // MC_LEGACY_RPC_PORT_BINDING: interfaces that are told a port use it as control_port, rather than a free one.
   bool legacy_port_binding = false;
   // What to offer and use, best first. "rdma" without devices is left out with one warning, or refused when `strict`.
+  // "ascend_rdma": NPU memory must be able to use them, or Open fails; alone it implies "rdma". Where it is built it
+  // comes by itself with the first NPU memory that is registered.
   std::vector<std::string> protocols = {"rdma", "tcp"};
   bool strict_protocol = false;            // MC_STRICT_PROTOCOL
   bool force_tcp = false;                  // MC_FORCE_TCP: tcp carries everything, also within the process and the host
@@ -96,7 +98,7 @@ class TransferEngine {
   uint16_t control_port() const;
   const Uuid& generation() const;
   std::string TopologyJson() const;
-  // Names of the transports that this engine has, best first: "local", "shm", "rdma", "tcp".
+  // Names of the transports that this engine has, best first: "local", "shm", "rdma", "tcp", "ascend_rdma".
   std::vector<std::string> TransportNames() const;
   SegmentDescriptor Describe() const;
   std::string MetricsText() const;
@@ -157,6 +159,13 @@ class TransferEngine {
   // One request into or from a grant of the process behind `target`.
   Result<void> TransferGranted(TransferOpcode opcode, const MemoryRange& local, SegmentId target,
                                const GrantedRange& remote, uint64_t offset, Deadline deadline);
+
+  // For people: which transport would carry this request, and why none of the better ones. Moves nothing. Errors are
+  // those of Submit; the one for a request that nothing carries has all the reasons. Blocks.
+  Result<std::string> Explain(const TransferRequest& request, std::optional<Deadline> deadline = std::nullopt);
+  // Before TransferGranted moves memory of an NPU that is not registered: it can come from and go to any peer then.
+  // Success where it cannot, too. Blocks.
+  Result<void> PrepareDevice(int32_t device_id);
 
   // See Transport::Fence, for all transports. Blocks.
   void Fence(const Uuid& node);

@@ -81,6 +81,10 @@ bool LaneCore::TakeInput(TimePoint now) {
   }
   if (stop && !stopping_) {
     stopping_ = true;
+    // Those that failed before may be on a wire that takes its time.
+    for (const auto& [id, op] : operations_) {
+      if (op.error) op.bridged.wire->Cancel(op.bridged.operation.tag);
+    }
     FailAll(Status(ErrorCode::SHUTTING_DOWN, "the transfer engine is being closed"), now);
   }
   return true;
