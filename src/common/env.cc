@@ -62,6 +62,7 @@ std::span<const Variable* const> All() {
       &kPkeyIndex,
       &kRdmaRetries,
       &kSliceTimeout,
+      &kNoSameHost,
       &kNpuBridgeRing,
       &kNpuBridgeSlot,
       &kNpuBridgeChunk,

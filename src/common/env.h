@@ -84,6 +84,8 @@ inline constexpr Variable kPkeyIndex{"MC_PKEY_INDEX", "entry of the RDMA devices
 inline constexpr Variable kRdmaRetries{"MC_RETRY_CNT", "failed work requests an RDMA transfer survives (default 9)"};
 inline constexpr Variable kSliceTimeout{
     "MC_SLICE_TIMEOUT", "seconds without any completion after which an RDMA queue pair is given up (default 15)"};
+inline constexpr Variable kNoSameHost{
+    "MC_NO_SAME_HOST", "1: the transfer engine reaches memory of its own host like that of others (for trials)"};
 inline constexpr Variable kNpuBridgeRing{
     "MC_NPU_BRIDGE_RING",
     "host memory per NPU that its transfers to other hosts pass through (default 64MB, at most 3GB)"};

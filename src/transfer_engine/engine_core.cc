@@ -209,9 +209,10 @@ Result<void> EngineCore::TransferGranted(TransferOpcode opcode, const MemoryRang
   return std::unexpected(status.error);
 }
 
-Result<void> EngineCore::PrepareDevice(int32_t device_id) {
-  for (const auto& transport : transports_->transports()) MC_TRY(transport->PrepareDevice(device_id));
-  return {};
+Result<bool> EngineCore::PrepareDevice(int32_t device_id) {
+  bool ready = false;
+  for (const auto& transport : transports_->transports()) ready |= MC_TRY(transport->PrepareDevice(device_id));
+  return ready;
 }
 
 void EngineCore::Fence(const Uuid& node) {

@@ -68,7 +68,7 @@ class EngineCore {
   Result<std::string> Explain(const TransferRequest& request, Deadline deadline) {
     return transports_->Explain(request, deadline);
   }
-  Result<void> PrepareDevice(int32_t device_id);
+  Result<bool> PrepareDevice(int32_t device_id);
 
  private:
   explicit EngineCore(TransferEngineOptions options) : options_(std::move(options)) {}

@@ -121,7 +121,7 @@ Result<void> TransferEngine::TransferGranted(TransferOpcode opcode, const Memory
 Result<std::string> TransferEngine::Explain(const TransferRequest& request, std::optional<Deadline> deadline) {
   return core_->Explain(request, deadline.value_or(Deadline::After(2 * kSegmentLookupTimeout)));
 }
-Result<void> TransferEngine::PrepareDevice(int32_t device_id) {
+Result<bool> TransferEngine::PrepareDevice(int32_t device_id) {
   return core_->PrepareDevice(device_id);
 }
 

@@ -41,7 +41,7 @@ struct TransferEngineOptions {
   std::vector<std::string> protocols = {"rdma", "tcp"};
   bool strict_protocol = false;            // MC_STRICT_PROTOCOL
   bool force_tcp = false;                  // MC_FORCE_TCP: tcp carries everything, also within the process and the host
-  bool same_host = true;                   // "local" and "shm" where both ends allow it
+  bool same_host = true;                   // not MC_NO_SAME_HOST: "local" and "shm" where both ends allow it
   std::vector<std::string> device_filter;  // RDMA devices that may be used; empty: all
   std::string custom_topology;             // JSON (MC_CUSTOM_TOPO_JSON); empty: found out
   size_t io_threads = 2;                   // of the control and tcp connections
@@ -163,9 +163,9 @@ class TransferEngine {
   // For people: which transport would carry this request, and why none of the better ones. Moves nothing. Errors are
   // those of Submit; the one for a request that nothing carries has all the reasons. Blocks.
   Result<std::string> Explain(const TransferRequest& request, std::optional<Deadline> deadline = std::nullopt);
-  // Before TransferGranted moves memory of an NPU that is not registered: it can come from and go to any peer then.
-  // Success where it cannot, too. Blocks.
-  Result<void> PrepareDevice(int32_t device_id);
+  // Lets TransferGranted move memory of an NPU that is not registered, to and from any peer. False: nothing here can.
+  // Blocks.
+  Result<bool> PrepareDevice(int32_t device_id);
 
   // See Transport::Fence, for all transports. Blocks.
   void Fence(const Uuid& node);

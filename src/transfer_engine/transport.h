@@ -81,8 +81,8 @@ class Transport {
   }
   // Called before the metrics are read: those that are not counted as they happen are brought up to date.
   virtual void UpdateMetrics() {}
-  // Gets ready for memory of an NPU that is not registered. Success where there is nothing to do. Blocks.
-  virtual Result<void> PrepareDevice(int32_t device_id) { return static_cast<void>(device_id), Result<void>{}; }
+  // Gets ready for memory of an NPU that is not registered; false: it does not carry that. Blocks.
+  virtual Result<bool> PrepareDevice(int32_t device_id) { return static_cast<void>(device_id), false; }
 
   // After return no request that process `node` has begun can change memory of this process; it may connect again.
   // What a process that is believed dead must not outlive. Blocks for a bounded time.

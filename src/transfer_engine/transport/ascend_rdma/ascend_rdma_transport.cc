@@ -188,6 +188,11 @@ void AscendRdmaTransport::Cancel(BatchId tag) {
   for (const auto& [id, lane] : lanes_) lane->Cancel(tag);
 }
 
+Result<bool> AscendRdmaTransport::PrepareDevice(int32_t device_id) {
+  MC_TRY(OpenLane(device_id));
+  return LaneOf(device_id) != nullptr;
+}
+
 void AscendRdmaTransport::UpdateMetrics() {
   if (metrics_ == nullptr) return;
   using Field = std::atomic<uint64_t> bridge::LaneCounters::*;

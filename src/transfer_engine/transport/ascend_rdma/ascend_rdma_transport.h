@@ -56,7 +56,7 @@ class AscendRdmaTransport final : public Transport {
   // Operations end with TRANSFER_FAIL when no wire reaches the target, DEVICE_NOT_FOUND without a lane for the device.
   void Submit(std::vector<TransferOperation> operations, Caller caller) override;
   void Cancel(BatchId tag) override;
-  Result<void> PrepareDevice(int32_t device_id) override { return OpenLane(device_id); }
+  Result<bool> PrepareDevice(int32_t device_id) override;
   void UpdateMetrics() override;
 
   // Null without one.
