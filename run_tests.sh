@@ -109,7 +109,7 @@ run_guest() {
   local preset=$1 reports="$logs/rdma_guest_$1" suites=("${guest_suites[@]}") suite result=0
   if [[ $preset == asan ]]; then suites=(rdma_device_test); fi
   rm -f -- "$reports"_*.xml
-  tests/rdma_vm/run_in_guest.sh --devices 4 --timeout 900 --writable "$logs" \
+  tests/rdma_vm/run_in_guest.sh --devices 4 --timeout 1800 --writable "$logs" \
     --env ASAN_OPTIONS="$ASAN_OPTIONS" --env UBSAN_OPTIONS="$UBSAN_OPTIONS" \
     -- tests/rdma_vm/run_suites.sh "$repo/build/$preset" "$reports" "${suites[@]}" || result=1
   for suite in "${suites[@]}"; do
