@@ -24,7 +24,9 @@ DEFINE_string(metadata_server, "http://127.0.0.1:8080/metadata",
               "P2PHANDSHAKE: none is needed, peers find each other through the master");
 DEFINE_string(device_names, "", "RDMA devices, comma separated");
 DEFINE_string(master_server_address, "127.0.0.1:50051", "host:port of the master");
-DEFINE_string(protocol, "tcp", "rdma (tcp where there is no device) or tcp: how values move between hosts");
+DEFINE_string(
+    protocol, "tcp",
+    "rdma (tcp where there is no device), ascend_rdma (rdma, needs an NPU) or tcp: how values move between hosts");
 DEFINE_int32(port, 50052, "local control port, on 127.0.0.1 only");
 DEFINE_int32(threads, 1, "threads of the local control port");
 DEFINE_string(global_segment_size, "4 GB",

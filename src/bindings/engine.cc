@@ -362,6 +362,14 @@ int64_t Engine::SendProbe(py::handle session_name) {
       Run("send_probe", name, [&](EngineSession& session, const Interrupted&) { return session.Probe(name); }));
 }
 
+std::string Engine::Explain(py::handle target, py::handle buffer, py::handle peer, py::handle length,
+                            TransferOpcode opcode) {
+  const TransferCall call = CallOf(target, buffer, peer, length, opcode, py::none());
+  const auto text =
+      Run("explain", call.target, [&](EngineSession& session, const Interrupted&) { return session.Explain(call); });
+  return text ? *text : text.error().ToString();
+}
+
 py::object Engine::GetEngine() const {
   const auto session = Session();
   if (session == nullptr) return py::none();

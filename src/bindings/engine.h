@@ -57,6 +57,7 @@ class Engine {
   uint64_t FirstBufferAddress(py::handle segment_name);
   py::list Notifies();
   int64_t SendProbe(py::handle session);
+  std::string Explain(py::handle target, py::handle buffer, py::handle peer, py::handle length, TransferOpcode opcode);
   py::object GetEngine() const;
   uint64_t EnginePointer() const;
 

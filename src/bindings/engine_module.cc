@@ -20,8 +20,10 @@ void BindLifeCycle(EngineClass& engine) {
            "    local_hostname: 'host' or 'host:port' that peers reach; with a metadata server any name\n"
            "    metadata_server: 'P2PHANDSHAKE', or 'http://host:port/metadata', 'etcd://host:port', "
            "'redis://host:port'\n"
-           "    protocol: 'tcp', 'rdma' (tcp where there is no device), or '' (whatever there is); names of other "
-           "hardware are carried by these. Peers on the same host use its memory. Unknown names: -1\n"
+           "    protocol: 'tcp', 'rdma' (tcp where there is no device), 'ascend_rdma' (rdma, and it fails without an "
+           "NPU), or '' (whatever there is); names of other hardware are carried by these. NPU memory that is "
+           "registered goes over the same ways, through a few host slots, under any of the names. Peers on the same "
+           "host use its memory. Unknown names: -1\n"
            "    device_name: RDMA devices that may be used, 'mlx5_0,mlx5_1'; '' for all\n\n"
            "    engine.initialize('192.168.0.7', 'P2PHANDSHAKE', 'rdma', '') == 0")
       .def("initialize_ext", &Engine::InitializeExt, py::arg("local_hostname"), py::arg("metadata_server"),
@@ -191,7 +193,13 @@ void BindPeers(EngineClass& engine) {
            "are in order. Does not wait.\n\n    for notify in engine.get_notifies(): print(notify.name, notify.msg)")
       .def("send_probe", &Engine::SendProbe, py::arg("session"),
            "send_probe(session: str) -> int\n\n0: an engine answers there, -1: none within 3 s.\n\n"
-           "    engine.send_probe('192.168.0.8:15000') == 0");
+           "    engine.send_probe('192.168.0.8:15000') == 0")
+      .def("explain", &Engine::Explain, py::arg("target_hostname"), py::arg("buffer"), py::arg("peer_buffer_address"),
+           py::arg("length"), py::arg("opcode"),
+           "explain(target_hostname: str, buffer: int, peer_buffer_address: int, length: int, opcode: TransferOpcode) "
+           "-> str\n\nWhich way such a transfer would take, and why none of the better ones; or why it would be "
+           "refused. Moves nothing.\n\n"
+           "    print(engine.explain('192.168.0.8:15000', buffer, peer_buffer, 4096, TransferOpcode.Write))");
 }
 
 }  // namespace

@@ -22,7 +22,8 @@ constexpr const char* kMetadataMeaning =
     "'P2PHANDSHAKE'; peers find each other through the master, whatever stands here";
 constexpr const char* kBufferMeaning = "bytes; accepted, no staging pool is needed";
 constexpr const char* kProtocolMeaning =
-    "'rdma' ('tcp' where there is no device) or 'tcp': how values move between hosts";
+    "'rdma' ('tcp' where there is no device), 'ascend_rdma' (rdma, needs an NPU) or 'tcp': how values move between "
+    "hosts";
 constexpr const char* kDevicesMeaning = "RDMA devices to use, comma separated; '' = all";
 constexpr const char* kMasterMeaning = "'host:port' of the master";
 constexpr const char* kEngineMeaning = "a transfer engine to share; only None so far";

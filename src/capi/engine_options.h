@@ -14,12 +14,12 @@ struct EngineArguments {
   std::string local_name;     // "host", "host:port", or any name when there is a metadata server
   std::string metadata;       // "P2PHANDSHAKE" or a connection string
   std::string metadata_type;  // "etcd", "redis", "http", "https": of a connection string without a scheme; or ""
-  std::string protocol;       // "tcp", "rdma", "" (whatever there is), or a name of other hardware
+  std::string protocol;       // "tcp", "rdma", "ascend_rdma", "" (whatever there is), or a name of other hardware
   std::string devices;        // RDMA devices that may be used, with commas; "": all
 };
 
 // On top of the environment. INVALID_PARAMS for an unknown protocol or metadata type. A protocol that this build does
-// not have is carried by those that it has, with a warning.
+// not have is carried by those that it has, with a warning; but for ascend_rdma, which is refused.
 Result<TransferEngineOptions> EngineOptions(const EngineArguments& arguments);
 // The same on given options instead of the environment.
 Result<TransferEngineOptions> EngineOptions(const EngineArguments& arguments, TransferEngineOptions options);

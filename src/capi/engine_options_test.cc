@@ -4,6 +4,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "transfer_engine/protocol_names.h"
+
 namespace mooncake {
 namespace {
 
@@ -23,6 +25,20 @@ TEST(EngineOptionsTest, ProtocolNamesChooseTransports) {
   EXPECT_THAT(Made({.protocol = ""}).protocols, ElementsAre("rdma", "tcp"));
   for (const char* other : {"ascend", "ascend_direct", "efa", "nvlink", "cxl"})
     EXPECT_THAT(Made({.protocol = other}).protocols, ElementsAre("rdma", "tcp")) << other;
+}
+
+TEST(EngineOptionsTest, BridgeStandsOnTheHostTransportsOrIsRefused) {
+  const auto options = EngineOptions({.protocol = "ascend_rdma"}, TransferEngineOptions{});
+  if (CheckBridgeBuilt()) {
+    ASSERT_TRUE(options);
+    EXPECT_THAT(options->protocols, ElementsAre("rdma", "tcp", "ascend_rdma"));
+    EXPECT_THAT(Made({.protocol = "ascend_rdma"}, {.force_tcp = true}).protocols, ElementsAre("tcp", "ascend_rdma"));
+    EXPECT_THAT(Made({.protocol = "ascend_rdma", .devices = "mlx5_0"}).device_filter, ElementsAre("mlx5_0"));
+  } else {
+    ASSERT_FALSE(options);
+    EXPECT_EQ(options.error().code(), ErrorCode::NOT_SUPPORTED_TRANSPORT);
+    EXPECT_THAT(options.error().message(), HasSubstr("USE_ASCEND_RDMA"));
+  }
 }
 
 TEST(EngineOptionsTest, UnknownProtocolIsRefusedWithItsName) {

@@ -356,6 +356,16 @@ Result<uint64_t> EngineSession::FirstBufferAddress(const std::string& target) {
   return segment->regions.front().address;
 }
 
+Result<std::string> EngineSession::Explain(const TransferCall& call) {
+  MC_TRY(Enter());
+  const Running running(*this);
+  const Deadline deadline = DeadlineOf(call);
+  const auto use = MC_TRY(targets_.Open(call.target, deadline));
+  const auto requests = MC_TRY(RequestsOf(call, use.id()));
+  if (requests.empty()) return std::string("nothing moves: 0 B");
+  return engine_->Explain(requests.front(), deadline);
+}
+
 Result<void> EngineSession::Probe(const std::string& target) {
   MC_TRY(Enter());
   const Running running(*this);

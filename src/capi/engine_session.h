@@ -84,6 +84,8 @@ class EngineSession {
   // Address of the first region in the peer's segment (regions are sorted by address).
   Result<uint64_t> FirstBufferAddress(const std::string& target);
   Result<void> Probe(const std::string& target);
+  // See TransferEngine::Explain; of the call's first piece.
+  Result<std::string> Explain(const TransferCall& call);
 
  private:
   class Batch;

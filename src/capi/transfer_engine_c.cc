@@ -13,6 +13,7 @@
 
 #include "capi/engine_options.h"
 #include "common/log.h"
+#include "device/npu_runtime.h"
 #include "transfer_engine/protocol_names.h"
 #include "transfer_engine/topology.h"
 #include "transfer_engine/transfer_engine.h"
@@ -30,6 +31,7 @@ struct Handle {
   std::vector<std::string> transports;  // what installTransport points into
   std::mutex mutex;
   std::unordered_set<SegmentId> segments;
+  std::shared_ptr<NpuRuntime> npu;  // in use since ascend_rdma was installed
 };
 using HandlePtr = std::shared_ptr<Handle>;
 
@@ -120,6 +122,13 @@ Result<void> CopyText(const std::string& text, char* out, size_t size) {
 
 // The transport that serves a protocol: itself, or the one in its place.
 Result<transport_t> TransportFor(Handle& handle, const std::string& protocol) {
+  // The engine has the bridge in any case; naming it asks for an NPU.
+  if (protocol == kBridgeProtocol) {
+    MC_TRY(CheckBridgeBuilt());
+    auto npu = MC_TRY(OpenNpuRuntime());
+    const std::lock_guard lock(handle.mutex);
+    handle.npu = std::move(npu);
+  }
   std::vector<std::string> names = {protocol};
   if (!handle.strict_protocol) {
     if (const auto others = ProtocolsOf(protocol, handle.force_tcp))

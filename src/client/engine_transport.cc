@@ -1,6 +1,8 @@
 // Choice of the way, and the engine's errors in the store's words.
 #include "client/engine_transport.h"
 
+#include "common/log.h"
+
 namespace mooncake {
 namespace {
 
@@ -24,14 +26,38 @@ Status InStoreWords(const Status& status, const std::string& endpoint) {
 
 Result<void> EngineTransport::Read(const RemoteWindow& window, uint64_t offset, const MemoryRange& local,
                                    Deadline deadline) {
-  if (window.grant.key == 0 || !IsHost(local)) return rpc_.Read(window, offset, local, deadline);
-  return Move(TransferOpcode::kRead, window, offset, local, deadline);
+  const auto moved = TryMove(TransferOpcode::kRead, window, offset, local, deadline);
+  return moved ? *moved : rpc_.Read(window, offset, local, deadline);
 }
 
 Result<void> EngineTransport::Write(const RemoteWindow& window, uint64_t offset, const MemoryRange& local,
                                     Deadline deadline) {
-  if (window.grant.key == 0 || !IsHost(local)) return rpc_.Write(window, offset, local, deadline);
-  return Move(TransferOpcode::kWrite, window, offset, local, deadline);
+  const auto moved = TryMove(TransferOpcode::kWrite, window, offset, local, deadline);
+  return moved ? *moved : rpc_.Write(window, offset, local, deadline);
+}
+
+std::optional<Result<void>> EngineTransport::TryMove(TransferOpcode opcode, const RemoteWindow& window, uint64_t offset,
+                                                     const MemoryRange& local, Deadline deadline) {
+  const auto* const npu = std::get_if<NpuRange>(&local);
+  if (window.grant.key == 0 || (npu != nullptr && npu_over_rpc_)) return std::nullopt;
+  const auto move = [&] { return Move(opcode, window, offset, local, deadline); };
+  const auto unsupported = [](const Result<void>& moved) {
+    return !moved && moved.error().code() == ErrorCode::NOT_SUPPORTED_TRANSPORT;
+  };
+  Result<void> moved = move();
+  if (npu != nullptr && unsupported(moved) && Prepare(npu->at.device_id)) moved = move();
+  if (unsupported(moved)) return std::nullopt;
+  return moved;
+}
+
+bool EngineTransport::Prepare(int32_t device_id) {
+  const auto ready = engine_.PrepareDevice(device_id);
+  if (ready && *ready) return true;
+  if (!ready) {
+    log::Warn("memory of NPU {} is staged for the RPC connections: {}", device_id, ready.error().ToString());
+  }
+  npu_over_rpc_ = true;
+  return false;
 }
 
 Result<void> EngineTransport::Move(TransferOpcode opcode, const RemoteWindow& window, uint64_t offset,
@@ -39,6 +65,7 @@ Result<void> EngineTransport::Move(TransferOpcode opcode, const RemoteWindow& wi
   const auto segment = engine_.OpenSegment(window.endpoint, deadline);
   if (!segment) return std::unexpected(InStoreWords(segment.error(), window.endpoint));
   auto moved = engine_.TransferGranted(opcode, local, *segment, window.grant, offset, deadline);
+  if (!moved && moved.error().code() == ErrorCode::NOT_SUPPORTED_TRANSPORT) return moved;
   if (!moved) return std::unexpected(InStoreWords(moved.error(), window.endpoint));
   return {};
 }

@@ -63,6 +63,14 @@ std::span<const Variable* const> All() {
       &kPkeyIndex,
       &kRdmaRetries,
       &kSliceTimeout,
+      &kNoSameHost,
+      &kNpuBridgeRing,
+      &kNpuBridgeSlot,
+      &kNpuBridgeChunk,
+      &kNpuBridgeSmall,
+      &kNpuBridgeAge,
+      &kNpuBridgeRequests,
+      &kNpuBridgeDevices,
   };
   return kAll;
 }

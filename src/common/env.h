@@ -88,6 +88,24 @@ inline constexpr Variable kPkeyIndex{"MC_PKEY_INDEX", "entry of the RDMA devices
 inline constexpr Variable kRdmaRetries{"MC_RETRY_CNT", "failed work requests an RDMA transfer survives (default 9)"};
 inline constexpr Variable kSliceTimeout{
     "MC_SLICE_TIMEOUT", "seconds without any completion after which an RDMA queue pair is given up (default 15)"};
+inline constexpr Variable kNoSameHost{
+    "MC_NO_SAME_HOST", "1: the transfer engine reaches memory of its own host like that of others (for trials)"};
+inline constexpr Variable kNpuBridgeRing{
+    "MC_NPU_BRIDGE_RING",
+    "host memory per NPU that its transfers to other hosts pass through (default 64MB, at most 3GB)"};
+inline constexpr Variable kNpuBridgeSlot{"MC_NPU_BRIDGE_SLOT", "what it is divided into, whole pages (default 2MB)"};
+inline constexpr Variable kNpuBridgeChunk{
+    "MC_NPU_BRIDGE_CHUNK", "pieces of a large transfer, at most a slot (default: by the speed of the NPU's copies)"};
+inline constexpr Variable kNpuBridgeSmall{"MC_NPU_BRIDGE_SMALL",
+                                          "transfers below this size share slots (default 2MB, at most a slot)"};
+inline constexpr Variable kNpuBridgeAge{
+    "MC_NPU_BRIDGE_AGE_US", "microseconds a small transfer waits for others while the NPU is busy (default 50)"};
+inline constexpr Variable kNpuBridgeRequests{
+    "MC_NPU_BRIDGE_REQUESTS",
+    "transfers that may wait for one NPU, three quarters of them for one peer (default 1048576)"};
+inline constexpr Variable kNpuBridgeDevices{
+    "MC_NPU_BRIDGE_DEVICES",
+    "NPUs, with commas, made ready when the engine opens with protocol ascend_rdma (default: at their first use)"};
 
 // Value of a variable, nullopt when unset. Call at start-up only: the environment is not guarded against setenv.
 std::optional<std::string> Get(const Variable& variable);

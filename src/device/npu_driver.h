@@ -92,6 +92,8 @@ class NpuStream {
   // Done: everything has ended, and no copy failed since the last report. An error may be that of a copy (then reported
   // once) or of the call, so only a following success proves that the stream is idle. Timed out: work goes on.
   virtual Result<Waited> Synchronize(Duration timeout) = 0;
+  // Synchronize that does not wait, as far as the runtime can tell without.
+  virtual Result<Waited> Poll() { return Synchronize({}); }
   // Drops what has not run. NOT_IMPLEMENTED where the runtime cannot. Synchronize afterwards, then end the stream: what
   // an aborted one reports later is not defined.
   virtual Result<void> Abort() = 0;

@@ -14,6 +14,8 @@
 
 namespace mooncake {
 
+class NpuDriver;
+
 // Any thread, whatever device that thread has current; its current context is found again as it was. (A thread that had
 // none stays bound to the device used last: the runtime offers no way back.) Sizes are bytes and must not be 0.
 // Errors carry the runtime's number as vendor_code and its name in the text.
@@ -59,6 +61,9 @@ class NpuRuntime {
   // copy may use the memory then. INVALID_PARAMS unless it begins and ends on a page; NOT_IMPLEMENTED when the runtime
   // has no such function (copies then are staged or synchronous, and correct).
   virtual Result<std::shared_ptr<void>> RegisterHost(int32_t device_id, std::span<std::byte> memory);
+
+  // Streams and page-locked memory of the same devices; lives as long as the runtime. Null when it has none.
+  virtual NpuDriver* AsyncDriver() { return nullptr; }
 
   // True once a call has shown that the device is gone for good (507010 and its like): nothing on it can be used.
   virtual bool DeviceLost(int32_t device_id) const { return device_id < 0; }

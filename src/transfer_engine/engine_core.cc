@@ -132,6 +132,7 @@ std::vector<std::string> EngineCore::TransportNames() const {
 std::string EngineCore::MetricsText() {
   metrics_.GetGauge("mooncake_transfer_batches_open", "batches that are not freed")
       .Set(static_cast<double>(batches_->open()));
+  for (const auto& transport : transports_->transports()) transport->UpdateMetrics();
   return metrics_.Serialize();
 }
 
@@ -206,6 +207,12 @@ Result<void> EngineCore::TransferGranted(TransferOpcode opcode, const MemoryRang
   const TransferStatus status = batch->WaitForEnd();
   if (status.state == TransferState::kCompleted) return {};
   return std::unexpected(status.error);
+}
+
+Result<bool> EngineCore::PrepareDevice(int32_t device_id) {
+  bool ready = false;
+  for (const auto& transport : transports_->transports()) ready |= MC_TRY(transport->PrepareDevice(device_id));
+  return ready;
 }
 
 void EngineCore::Fence(const Uuid& node) {

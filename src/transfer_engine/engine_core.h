@@ -65,6 +65,10 @@ class EngineCore {
   Result<void> TransferGranted(TransferOpcode opcode, const MemoryRange& local, SegmentId target,
                                const GrantedRange& remote, uint64_t offset, Deadline deadline);
   void Fence(const Uuid& node);
+  Result<std::string> Explain(const TransferRequest& request, Deadline deadline) {
+    return transports_->Explain(request, deadline);
+  }
+  Result<bool> PrepareDevice(int32_t device_id);
 
  private:
   explicit EngineCore(TransferEngineOptions options) : options_(std::move(options)) {}

@@ -79,6 +79,7 @@ Result<TransferEngineOptions> TransferEngineOptionsFromEnvironment() {
   TransferEngineOptions options;
   options.force_tcp = MC_TRY(env::GetFlag(env::kForceTcp));
   options.strict_protocol = MC_TRY(env::GetFlag(env::kStrictProtocol));
+  options.same_host = !MC_TRY(env::GetFlag(env::kNoSameHost));
   options.legacy_port_binding = MC_TRY(env::GetFlag(env::kLegacyRpcPortBinding));
   MC_TRY(ReadTimeout(options.default_timeout));
   MC_TRY(ReadSpin(options.spin));

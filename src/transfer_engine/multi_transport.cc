@@ -2,6 +2,7 @@
 #include "transfer_engine/multi_transport.h"
 
 #include <algorithm>
+#include <ranges>
 
 #include "common/check.h"
 
@@ -18,7 +19,7 @@ const char* OpcodeName(TransferOpcode opcode) {
 
 // The others are recognised by identities, and no target lists them.
 bool IsListed(std::string_view transport) {
-  return transport != "local" && transport != "shm";
+  return transport != "local" && transport != "shm" && transport != "ascend_rdma";
 }
 
 bool Offers(const SegmentDescriptor& segment, std::string_view transport) {
@@ -118,7 +119,8 @@ MultiTransport::~MultiTransport() {
 
 void MultiTransport::StopTransports() {
   reroutes_.Stop();
-  for (auto& transport : parts_.transports) transport.reset();
+  // Backwards: some stand on those before them.
+  for (auto& transport : parts_.transports | std::views::reverse) transport.reset();
 }
 
 std::shared_ptr<NpuRuntime> MultiTransport::UsedRuntime() {
@@ -177,21 +179,37 @@ Result<void> MultiTransport::Route(TransferJob& job, const SegmentPtr& segment) 
   }
   return Error(ErrorCode::NOT_SUPPORTED_TRANSPORT,
                "no transport moves {} B of {} memory from or to [{:#x}, ...) of '{}':{}", length,
-               IsHost(job.local) ? "host" : "NPU", job.target_address, segment->name, WhyNone(job));
+               IsHost(job.local) ? "host" : "NPU", job.target_address, segment->name,
+               WhyNone(job, parts_.transports.size()));
 }
 
-std::string MultiTransport::WhyNone(const TransferJob& job) const {
+std::string MultiTransport::WhyNone(const TransferJob& job, size_t count) const {
   std::string reasons;
-  for (const auto& transport : parts_.transports) {
+  for (const auto& transport : parts_.transports | std::views::take(count)) {
     reasons += fmt::format("{} {}: {}", reasons.empty() ? "" : ",", transport->name(), WhyNot(*transport, job));
   }
   return reasons.empty() ? " this engine has none" : reasons;
+}
+
+Result<std::string> MultiTransport::Explain(const TransferRequest& request, Deadline deadline) {
+  MC_TRY(Validate(request));
+  if (request.length == 0) return std::string("nothing moves: 0 B");
+  Targets targets(parts_.segments);
+  std::vector<TransferJobPtr> jobs = MC_TRY(Plan({&request, 1}, targets, deadline));
+  const TransferJob& job = *jobs.front();
+  const auto* const npu = std::get_if<NpuRange>(&job.local);
+  const std::string memory = npu == nullptr ? "host memory" : fmt::format("memory of NPU {}", npu->at.device_id);
+  const std::string way = parts_.transports[job.transport]->Way(job.local, *job.segment, *job.region);
+  return fmt::format("{} of {} B between {} and [{:#x}, ...) of '{}': {}{}", OpcodeName(job.opcode), request.length,
+                     memory, job.target_address, job.segment->name, way,
+                     job.transport == 0 ? "" : "; not" + WhyNone(job, job.transport));
 }
 
 std::string MultiTransport::WhyNot(const Transport& transport, const TransferJob& job) const {
   const std::string_view name = transport.name();
   const SegmentDescriptor& target = *job.segment;
   if (!Offers(target, name)) return "the target does not offer it";
+  if (std::string reason = transport.WhyNot(job.local, target, *job.region); !reason.empty()) return reason;
   if (name == "local" && target.generation != parts_.generation) return "the target is another process";
   if (name == "shm" && job.region->shm_id == 0) return "the region is not shared memory";
   if (name == "shm") return "the target is on another host";

@@ -45,6 +45,8 @@ class MultiTransport {
   Result<void> SubmitGranted(const std::shared_ptr<Batch>& batch, TransferOpcode opcode, const MemoryRange& local,
                              SegmentId target, const GrantedRange& remote, uint64_t offset, Deadline deadline);
   void Cancel(const std::shared_ptr<Batch>& batch, BatchId tag);
+  // See TransferEngine::Explain.
+  Result<std::string> Explain(const TransferRequest& request, Deadline deadline);
 
   // The NPU that memory of the application belongs to, -1: host memory.
   int32_t DeviceOf(const void* address);
@@ -75,7 +77,8 @@ class MultiTransport {
   // The attempt with the target as known; when it fails, once more with the target as it is now.
   Result<void> WithFreshTarget(SegmentId id, Targets& targets, Deadline deadline,
                                const std::function<Result<void>(const SegmentPtr&)>& attempt) const;
-  std::string WhyNone(const TransferJob& job) const;
+  // Of the first `count` transports.
+  std::string WhyNone(const TransferJob& job, size_t count) const;
   std::string WhyNot(const Transport& transport, const TransferJob& job) const;
   // Everything of a call that needs no batch yet: a job for each request that moves bytes, null for the others.
   Result<std::vector<TransferJobPtr>> Plan(std::span<const TransferRequest> requests, Targets& targets,

@@ -6,9 +6,23 @@
 
 namespace mooncake {
 
+Result<void> CheckBridgeBuilt() {
+#ifdef MC_HAS_ASCEND_RDMA
+  return {};
+#else
+  return Error(ErrorCode::NOT_SUPPORTED_TRANSPORT, "protocol '{}' is not part of this build: {} was OFF",
+               kBridgeProtocol, kBridgeBuildOption);
+#endif
+}
+
 Result<std::vector<std::string>> ProtocolsOf(std::string_view name, bool force_tcp) {
+  if (name == kBridgeProtocol) {
+    MC_TRY(CheckBridgeBuilt());
+    if (force_tcp) return std::vector<std::string>{"tcp", kBridgeProtocol};
+    return std::vector<std::string>{"rdma", "tcp", kBridgeProtocol};
+  }
   if (force_tcp) return std::vector<std::string>{"tcp"};
-  constexpr std::array<std::string_view, 5> kBest = {"", "rdma", "ascend", "ascend_direct", "ascend_rdma"};
+  constexpr std::array<std::string_view, 4> kBest = {"", "rdma", "ascend", "ascend_direct"};
   if (std::ranges::count(kBest, name) > 0) return std::vector<std::string>{"rdma", "tcp"};
   if (name == "tcp" || name == "rpc_only") return std::vector<std::string>{"tcp"};
   return Error(ErrorCode::INVALID_PARAMS,

@@ -118,6 +118,13 @@ Result<void> TransferEngine::TransferGranted(TransferOpcode opcode, const Memory
   return core_->TransferGranted(opcode, local, target, remote, offset, deadline);
 }
 
+Result<std::string> TransferEngine::Explain(const TransferRequest& request, std::optional<Deadline> deadline) {
+  return core_->Explain(request, deadline.value_or(Deadline::After(2 * kSegmentLookupTimeout)));
+}
+Result<bool> TransferEngine::PrepareDevice(int32_t device_id) {
+  return core_->PrepareDevice(device_id);
+}
+
 void TransferEngine::Fence(const Uuid& node) {
   core_->Fence(node);
 }

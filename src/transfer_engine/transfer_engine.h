@@ -36,10 +36,12 @@ struct TransferEngineOptions {
   // MC_LEGACY_RPC_PORT_BINDING: interfaces that are told a port use it as control_port, rather than a free one.
   bool legacy_port_binding = false;
   // What to offer and use, best first. "rdma" without devices is left out with one warning, or refused when `strict`.
+  // "ascend_rdma": NPU memory must be able to use them, or Open fails; alone it implies "rdma". Where it is built it
+  // comes by itself with the first NPU memory that is registered.
   std::vector<std::string> protocols = {"rdma", "tcp"};
   bool strict_protocol = false;            // MC_STRICT_PROTOCOL
   bool force_tcp = false;                  // MC_FORCE_TCP: tcp carries everything, also within the process and the host
-  bool same_host = true;                   // "local" and "shm" where both ends allow it
+  bool same_host = true;                   // not MC_NO_SAME_HOST: "local" and "shm" where both ends allow it
   std::vector<std::string> device_filter;  // RDMA devices that may be used; empty: all
   std::string custom_topology;             // JSON (MC_CUSTOM_TOPO_JSON); empty: found out
   size_t io_threads = 2;                   // of the control and tcp connections
@@ -96,7 +98,7 @@ class TransferEngine {
   uint16_t control_port() const;
   const Uuid& generation() const;
   std::string TopologyJson() const;
-  // Names of the transports that this engine has, best first: "local", "shm", "rdma", "tcp".
+  // Names of the transports that this engine has, best first: "local", "shm", "rdma", "tcp", "ascend_rdma".
   std::vector<std::string> TransportNames() const;
   SegmentDescriptor Describe() const;
   std::string MetricsText() const;
@@ -157,6 +159,13 @@ class TransferEngine {
   // One request into or from a grant of the process behind `target`.
   Result<void> TransferGranted(TransferOpcode opcode, const MemoryRange& local, SegmentId target,
                                const GrantedRange& remote, uint64_t offset, Deadline deadline);
+
+  // For people: which transport would carry this request, and why none of the better ones. Moves nothing. Errors are
+  // those of Submit; the one for a request that nothing carries has all the reasons. Blocks.
+  Result<std::string> Explain(const TransferRequest& request, std::optional<Deadline> deadline = std::nullopt);
+  // Lets TransferGranted move memory of an NPU that is not registered, to and from any peer. False: nothing here can.
+  // Blocks.
+  Result<bool> PrepareDevice(int32_t device_id);
 
   // See Transport::Fence, for all transports. Blocks.
   void Fence(const Uuid& node);

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "common/clock.h"
@@ -53,6 +54,12 @@ class Transport {
   virtual bool Reaches(const MemoryRange& local, const SegmentDescriptor& target,
                        const SegmentRegion& region) const = 0;
 
+  // Why it cannot, for the caller of a request that nothing carries; "": nothing to add.
+  virtual std::string WhyNot(const MemoryRange& local, const SegmentDescriptor& target,
+                             const SegmentRegion& region) const {
+    return static_cast<void>(local), static_cast<void>(target), static_cast<void>(region), std::string();
+  }
+
   // Makes a reserved region usable and fills in its part of `region.published`. What cannot be used by this transport
   // at all (NPU memory on a wire that only knows host memory) is success and changes nothing.
   virtual Result<void> RegisterRegion(Region& region) { return static_cast<void>(region), Result<void>{}; }
@@ -66,6 +73,16 @@ class Transport {
   virtual void Submit(std::vector<TransferOperation> operations, Caller caller) = 0;
   // Operations of this batch that have not ended end as soon as their local memory is safe. Does not wait.
   virtual void Cancel(BatchId tag) = 0;
+
+  // For people: how an operation that it reaches will go, its name unless it stands on another transport.
+  virtual std::string Way(const MemoryRange& local, const SegmentDescriptor& target,
+                          const SegmentRegion& region) const {
+    return static_cast<void>(local), static_cast<void>(target), static_cast<void>(region), name();
+  }
+  // Called before the metrics are read: those that are not counted as they happen are brought up to date.
+  virtual void UpdateMetrics() {}
+  // Gets ready for memory of an NPU that is not registered; false: it does not carry that. Blocks.
+  virtual Result<bool> PrepareDevice(int32_t device_id) { return static_cast<void>(device_id), false; }
 
   // After return no request that process `node` has begun can change memory of this process; it may connect again.
   // What a process that is believed dead must not outlive. Blocks for a bounded time.

@@ -5,6 +5,10 @@
 #include <string_view>
 
 #include "common/log.h"
+#include "transfer_engine/protocol_names.h"
+#ifdef MC_HAS_ASCEND_RDMA
+#include "transfer_engine/transport/ascend_rdma/ascend_rdma_transport.h"
+#endif
 #include "transfer_engine/transport/local/local_transport.h"
 #include "transfer_engine/transport/rdma/rdma_transport.h"
 #include "transfer_engine/transport/shm/shm_transport.h"
@@ -34,34 +38,59 @@ Result<bool> AppendRdma(const TransportContext& context, std::vector<TransportPt
   return false;
 }
 
+// The way of NPU memory over the host transports that there are. Last, so that it goes before them. Without being named
+// it costs nothing until NPU memory is registered.
+Result<void> AppendBridge(const TransportContext& context, std::vector<TransportPtr>& transports) {
+  const bool named = std::ranges::count(context.options.protocols, kBridgeProtocol) > 0;
+  if (named) MC_TRY(CheckBridgeBuilt());
+#ifdef MC_HAS_ASCEND_RDMA
+  std::vector<Transport*> wires;
+  for (const TransportPtr& transport : transports) {
+    const std::string_view name = transport->name();
+    if (name == "rdma" || name == "tcp") wires.push_back(transport.get());
+  }
+  auto bridge = AscendRdmaTransport::Open(context, std::move(wires), named);
+  if (!bridge) return Annotate(bridge.error(), "protocol 'ascend_rdma'");
+  transports.push_back(std::move(*bridge));
+#else
+  static_cast<void>(transports);
+#endif
+  return {};
+}
+
 }  // namespace
 
 Result<std::vector<TransportPtr>> OpenTransports(const TransportContext& context) {
   const TransferEngineOptions& options = context.options;
   for (const std::string& protocol : options.protocols) {
-    if (protocol != "rdma" && protocol != "tcp") {
-      return Error(ErrorCode::INVALID_PARAMS, "protocol '{}' is neither 'rdma' nor 'tcp'", protocol);
+    if (protocol != "rdma" && protocol != "tcp" && protocol != kBridgeProtocol) {
+      return Error(ErrorCode::INVALID_PARAMS, "protocol '{}' is none of 'rdma', 'tcp' and 'ascend_rdma'", protocol);
     }
   }
   std::vector<TransportPtr> transports;
   if (options.force_tcp) {
     MC_TRY(Append<TcpTransport>(context, transports));
+    MC_TRY(AppendBridge(context, transports));
     return transports;
   }
   if (options.same_host) {
     MC_TRY(Append<LocalTransport>(context, transports));
     MC_TRY(Append<ShmTransport>(context, transports));
   }
+  const bool names_wire = options.protocols != std::vector<std::string>{kBridgeProtocol};
   bool has_tcp = false;
   bool wants_tcp = false;
   for (const std::string& protocol : options.protocols) {
-    if (protocol == "rdma") {
+    if (protocol == "rdma" || !names_wire) {
       wants_tcp |= !MC_TRY(AppendRdma(context, transports));
+    } else if (protocol == kBridgeProtocol) {
+      continue;
     } else if (!std::exchange(has_tcp, true)) {
       MC_TRY(Append<TcpTransport>(context, transports));
     }
   }
   if (wants_tcp && !has_tcp) MC_TRY(Append<TcpTransport>(context, transports));
+  MC_TRY(AppendBridge(context, transports));
   return transports;
 }
 

@@ -380,7 +380,7 @@ def test_names_that_programs_test_for():
     assert TransferEngine.TransferOpcode is TransferOpcode
     assert int(TransferOpcode.Read) == 0 and int(TransferOpcode.Write) == 1
     public = [name for name in dir(TransferEngine) if not name.startswith("_") and name != "TransferOpcode"]
-    assert len(public) == 29
+    assert len(public) == 30
     for name in public:
         document = getattr(TransferEngine, name).__doc__
         assert document.startswith(f"{name}("), name

@@ -6,7 +6,7 @@ import pytest
 from conftest import ROOT
 
 COMMANDS = ["quickstart.sh", "run_tests.sh", "scripts/install_deps.sh", "scripts/fetch_test_servers.sh",
-            "scripts/fresh_check.sh", "tests/rdma_vm/run_in_guest.sh", "tests/rdma_vm/self_check.sh"]
+            "scripts/fresh_check.sh", "tests/rdma_vm/run_in_guest.sh", "tests/rdma_vm/self_check.sh", "examples/hetero_cluster.sh"]
 
 
 def run(*command):

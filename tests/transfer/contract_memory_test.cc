@@ -59,7 +59,7 @@ TEST_P(TransferMemoryContract, MemoryThatIsNoLongerRegisteredIsNotTouched) {
   ExpectRoundTrip(far, 1);
   ASSERT_OK(far_->Do(fmt::format("unregister {}", *address)));
   far.Fill(2);
-  NearMemory near(*near_, kMiB);
+  NearMemory near = MakeNearMemory(kMiB);
   Fill(near.bytes(), 3);
   for (const TransferRequest& request : {Write(near, 0, far, 0, kMiB), Read(near, 0, far, 0, kMiB)}) {
     const auto status = Run({&request, 1});
@@ -77,7 +77,7 @@ TEST_P(TransferMemoryContract, UnregisteringEndsTransfersOfPeersFirst) {
   ASSERT_OK(address);
   const FarMemory far{*far_, *address, kLength};
   ASSERT_OK(far_->Do(fmt::format("register {} {}", *address, kLength)));
-  NearMemory near(*near_, kLength);
+  NearMemory near = MakeNearMemory(kLength);
   Fill(near.bytes(), 1);
   constexpr size_t kThreads = 4;
   std::atomic<size_t> completed{0};
@@ -114,7 +114,7 @@ TEST_P(TransferMemoryContract, UnregisteringEndsOwnTransfersFirst) {
   constexpr size_t kLength = 32 * kMiB;
   const FarMemory far = MakeFarMemory(kLength);
   far.Fill(1);
-  NearMemory near(*near_, kLength);
+  NearMemory near = MakeNearMemory(kLength);
   std::vector<TransferRequest> reads;
   for (size_t at = 0; at < kLength; at += kMiB) reads.push_back(Read(near, at, far, at, kMiB));
   const BatchId batch = Begin(reads);
@@ -127,7 +127,7 @@ TEST_P(TransferMemoryContract, UnregisteringEndsOwnTransfersFirst) {
 
 TEST_P(TransferMemoryContract, AddressesNobodyRegisteredAreRefused) {
   const FarMemory far = MakeFarMemory(kMiB);
-  NearMemory near(*near_, 2 * kMiB);
+  NearMemory near = MakeNearMemory(2 * kMiB);
   far.Fill(1);
   Fill(near.bytes(), 2);
   const TransferRequest good = Write(near, 0, far, 0, kMiB);
@@ -144,7 +144,7 @@ TEST_P(TransferMemoryContract, AddressesNobodyRegisteredAreRefused) {
 
 TEST_P(TransferMemoryContract, EmptyRequestsAreCheckedLikeAnyOther) {
   const FarMemory far = MakeFarMemory(kMiB);
-  NearMemory near(*near_, kMiB);
+  NearMemory near = MakeNearMemory(kMiB);
   far.Fill(1);
   const TransferRequest good = Write(near, 0, far, 0, kMiB);
   ExpectRefused({good, Request(TransferOpcode::kWrite, near.at(0), 4096, 0)}, ErrorCode::ADDRESS_NOT_REGISTERED);
@@ -153,7 +153,7 @@ TEST_P(TransferMemoryContract, EmptyRequestsAreCheckedLikeAnyOther) {
 
 TEST_P(TransferMemoryContract, RangesThatWrapAreRefused) {
   const FarMemory far = MakeFarMemory(kMiB);
-  NearMemory near(*near_, kMiB);
+  NearMemory near = MakeNearMemory(kMiB);
   far.Fill(1);
   const TransferRequest good = Write(near, 0, far, 0, kMiB);
   const auto local = reinterpret_cast<uint64_t>(near.at(0));
@@ -172,7 +172,7 @@ TEST_P(TransferMemoryContract, RangesThatWrapAreRefused) {
 
 TEST_P(TransferMemoryContract, UnknownTargetsAndBatchesAreRefused) {
   const FarMemory far = MakeFarMemory(kMiB);
-  NearMemory near(*near_, kMiB);
+  NearMemory near = MakeNearMemory(kMiB);
   TransferRequest request = Write(near, 0, far, 0, kMiB);
   request.target = target_ + 12345;
   ExpectRefused({request}, ErrorCode::INVALID_PARAMS);
@@ -195,7 +195,7 @@ TEST_P(TransferMemoryContract, UnknownTargetsAndBatchesAreRefused) {
 
 TEST_P(TransferMemoryContract, ClosedSegmentIsNoTargetUntilOpenedAgain) {
   const FarMemory far = MakeFarMemory(kMiB);
-  NearMemory near(*near_, kMiB);
+  NearMemory near = MakeNearMemory(kMiB);
   const TransferRequest request = Write(near, 0, far, 0, kMiB);
   ASSERT_OK(near_->CloseSegment(target_));
   ExpectRefused({request}, ErrorCode::INVALID_PARAMS);
@@ -222,12 +222,12 @@ TEST_P(TransferMemoryContract, GrantReachesItsRangeOnly) {
   const auto key = far_->AskNumber(fmt::format("grant {} {} 1", far.address() + kAt, kLength));
   ASSERT_OK(key);
   const GrantedRange granted{.address = far.address() + kAt, .length = kLength, .key = *key};
-  NearMemory near(*near_, kMiB);
+  NearMemory near = MakeNearMemory(kMiB);
   Fill(near.bytes(), 2);
-  const auto piece = [&](size_t length) { return MemoryRange(HostRange(near.bytes().first(length))); };
+  const auto piece = [&](size_t length) { return near.bytes().first(length).range(); };
 
   EXPECT_OK(near_->TransferGranted(TransferOpcode::kWrite, piece(4096), target_, granted, 8192, Soon()));
-  std::vector<std::byte> expected(near.bytes().begin(), near.bytes().begin() + 4096);
+  const std::vector<std::byte> expected = near.bytes().first(4096).Copy();
   EXPECT_OK(near_->TransferGranted(TransferOpcode::kRead, piece(4096), target_, granted, 8192, Soon()));
   EXPECT_EQ(HashOf(near.bytes().first(4096)), HashOf(expected));
   // Not a byte beyond, although the region goes on.
@@ -249,9 +249,9 @@ TEST_P(TransferKeys, WrongKeyReachesNothing) {
   far.Fill(1);
   const auto key = far_->AskNumber(fmt::format("grant {} {} 1", far.address(), kMiB));
   ASSERT_OK(key);
-  NearMemory near(*near_, kMiB);
+  NearMemory near = MakeNearMemory(kMiB);
   Fill(near.bytes(), 2);
-  const MemoryRange local = HostRange(near.bytes());
+  const MemoryRange local = near.bytes().range();
   for (const uint64_t wrong : {*key ^ 1, *key + 1, uint64_t{0x1234}}) {
     const GrantedRange granted{.address = far.address(), .length = kMiB, .key = wrong};
     for (const TransferOpcode opcode : {TransferOpcode::kWrite, TransferOpcode::kRead}) {
@@ -272,10 +272,10 @@ TEST_P(TransferKeys, GrantToReadDoesNotAllowWriting) {
   far.Fill(1);
   const auto key = far_->AskNumber(fmt::format("grant {} {} 0", far.address(), kMiB));
   ASSERT_OK(key);
-  NearMemory near(*near_, kMiB);
+  NearMemory near = MakeNearMemory(kMiB);
   Fill(near.bytes(), 2);
   const GrantedRange granted{.address = far.address(), .length = kMiB, .key = *key};
-  const MemoryRange local = HostRange(near.bytes());
+  const MemoryRange local = near.bytes().range();
   EXPECT_FALSE(near_->TransferGranted(TransferOpcode::kWrite, local, target_, granted, 0, Soon()));
   far.Expect(1);
   EXPECT_OK(near_->TransferGranted(TransferOpcode::kRead, local, target_, granted, 0, Soon()));
@@ -284,7 +284,7 @@ TEST_P(TransferKeys, GrantToReadDoesNotAllowWriting) {
 
 std::vector<std::string> WiresWithKeys() {
   std::vector<std::string> wires = WiresUnderTest();
-  std::erase_if(wires, [](const std::string& wire) { return wire != "tcp"; });
+  std::erase_if(wires, [](const std::string& wire) { return WireOf(wire) != "tcp"; });
   return wires;
 }
 

@@ -3,6 +3,7 @@
 
 #include <sys/mman.h>
 
+#include <atomic>
 #include <cstdlib>
 
 #include "common/check.h"
@@ -37,10 +38,46 @@ uint64_t FarMemory::Hash() const {
 
 // --- the near end
 
-NearMemory::NearMemory(TransferEngine& engine, size_t length) : engine_(engine), length_(length) {
-  void* const at = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  MC_CHECK(at != MAP_FAILED, "no memory for {} B", length);
-  data_ = static_cast<std::byte*>(at);
+std::vector<std::byte> NearBytes::Copy() const {
+  std::vector<std::byte> copy(size());
+  const auto copied = CopyToHost(copy, range_);
+  MC_CHECK(copied.has_value(), "{}", copied.error().ToString());
+  return copy;
+}
+
+void Fill(const NearBytes& bytes, uint64_t seed, uint64_t position) {
+  if (const auto* const host = std::get_if<HostRange>(&bytes.range())) return Fill(*host, seed, position);
+  std::vector<std::byte> pattern(bytes.size());
+  Fill(pattern, seed, position);
+  const auto copied = CopyFromHost(bytes.range(), pattern);
+  MC_CHECK(copied.has_value(), "{}", copied.error().ToString());
+}
+
+Result<void> Check(const NearBytes& bytes, uint64_t seed, uint64_t position) {
+  if (const auto* const host = std::get_if<HostRange>(&bytes.range())) return Check(*host, seed, position);
+  return Check(bytes.Copy(), seed, position);
+}
+
+uint64_t HashOf(const NearBytes& bytes) {
+  return HashOf(bytes.Copy());
+}
+
+NearMemory::NearMemory(TransferEngine& engine, size_t length, std::shared_ptr<NpuRuntime> npu)
+    : engine_(engine), npu_(std::move(npu)) {
+  if (npu_ != nullptr) {
+    static std::atomic<int32_t> made{0};
+    const int32_t device = made++ % npu_->DeviceCount();
+    MC_CHECK(npu_->OpenDevice(device).has_value(), "NPU {}", device);
+    const auto block = npu_->Allocate(device, length);
+    MC_CHECK(block.has_value(), "{}", block.error().ToString());
+    data_ = reinterpret_cast<std::byte*>(block->device_ptr);
+    range_ = NpuRange{*block, length, npu_.get()};
+  } else {
+    void* const at = mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    MC_CHECK(at != MAP_FAILED, "no memory for {} B", length);
+    data_ = static_cast<std::byte*>(at);
+    range_ = HostRange(data_, length);
+  }
   const auto registered = engine.RegisterMemory(data_, length);
   EXPECT_OK(registered);
   registered_ = registered.has_value();
@@ -50,7 +87,11 @@ NearMemory::~NearMemory() {
   if (registered_) {
     EXPECT_OK(engine_.UnregisterMemory(data_));
   }
-  munmap(data_, length_);
+  if (npu_ != nullptr) {
+    EXPECT_OK(npu_->Free(std::get<NpuRange>(range_).at));
+  } else {
+    munmap(data_, SizeOf(range_));
+  }
 }
 
 uint64_t EndsTest::RandomSeed() {
@@ -64,13 +105,18 @@ void EndsTest::SetUp() {
   random_.seed(seed);
   RecordProperty("seed", std::to_string(seed));
   std::printf("seed %llu (MC_TRANSFER_TEST_SEED)\n", static_cast<unsigned long long>(seed));
+  if (on_npu()) {
+    auto npu = OpenNpuRuntime();
+    ASSERT_OK(npu);
+    npu_ = std::move(*npu);
+  }
   ASSERT_NO_FATAL_FAILURE(OpenBoth(OneNearDevice(), OneFarDevice()));
 }
 
 void EndsTest::OpenBoth(const std::string& near_devices, const std::string& far_devices) {
   far_.reset();
   near_.reset();
-  TransferEngineOptions options = NearOptions(wire(), near_devices);
+  TransferEngineOptions options = NearOptions(GetParam(), near_devices);
   options.default_timeout = near_timeout_;
   auto near = TransferEngine::Open(std::move(options));
   ASSERT_OK(near);
@@ -149,7 +195,7 @@ std::vector<TransferStatus> EndsTest::EndEach(BatchId batch, size_t tasks) {
 
 void EndsTest::ExpectRoundTrip(const FarMemory& far, uint64_t seed) {
   const size_t length = std::min<size_t>(far.length(), kMiB);
-  NearMemory memory(*near_, length);
+  NearMemory memory = MakeNearMemory(length);
   Fill(memory.bytes(), seed);
   const TransferRequest write = Write(memory, 0, far, 0, length);
   EXPECT_COMPLETED(Run({&write, 1}));

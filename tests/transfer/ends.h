@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+#include "device/memory_range.h"
+#include "device/npu_runtime.h"
 #include "transfer/far_end.h"
 #include "transfer_engine/transfer_engine.h"
 
@@ -35,21 +37,42 @@ class FarMemory {
   size_t length_;
 };
 
+// Some bytes of this process, on the host or on an NPU.
+class NearBytes {
+ public:
+  explicit NearBytes(MemoryRange range) : range_(range) {}
+  const MemoryRange& range() const { return range_; }
+  size_t size() const { return SizeOf(range_); }
+  NearBytes subspan(size_t offset, size_t length) const { return NearBytes(SubRange(range_, offset, length)); }
+  NearBytes subspan(size_t offset) const { return subspan(offset, size() - offset); }
+  NearBytes first(size_t length) const { return subspan(0, length); }
+  std::vector<std::byte> Copy() const;
+
+ private:
+  MemoryRange range_;
+};
+void Fill(const NearBytes& bytes, uint64_t seed, uint64_t position = 0);
+Result<void> Check(const NearBytes& bytes, uint64_t seed, uint64_t position = 0);
+uint64_t HashOf(const NearBytes& bytes);
+
 // Memory of this process, registered while it lives.
 class NearMemory {
  public:
-  NearMemory(TransferEngine& engine, size_t length);
+  // `npu`: of which it takes a block, each time of the next device; null: of the host.
+  NearMemory(TransferEngine& engine, size_t length, std::shared_ptr<NpuRuntime> npu = nullptr);
   ~NearMemory();
   NearMemory(const NearMemory&) = delete;
   NearMemory& operator=(const NearMemory&) = delete;
-  std::span<std::byte> bytes() const { return {data_, length_}; }
+  NearBytes bytes() const { return NearBytes(range_); }
+  // For requests; not to be dereferenced.
   std::byte* at(size_t offset) const { return data_ + offset; }
   void Forget() { registered_ = false; }  // the test has unregistered it
 
  private:
   TransferEngine& engine_;
+  const std::shared_ptr<NpuRuntime> npu_;
   std::byte* data_ = nullptr;
-  size_t length_;
+  MemoryRange range_;
   bool registered_ = false;
 };
 
@@ -59,12 +82,17 @@ class EndsTest : public ::testing::TestWithParam<std::string> {
   void SetUp() override;
   void TearDown() override;
 
-  const std::string& wire() const { return GetParam(); }
+  // Without the place of this end's memory.
+  std::string wire() const { return WireOf(GetParam()); }
+  bool on_npu() const { return OnNpu(GetParam()); }
   bool one_sided() const { return wire() == "shm" || wire() == "rdma"; }  // the far process need not run
   // Ends of the same cable, in the guest.
   std::string OneNearDevice() const { return wire() == "rdma" ? "rxe0" : ""; }
   std::string OneFarDevice() const { return wire() == "rdma" ? "rxe1" : ""; }
   void OpenBoth(const std::string& near_devices, const std::string& far_devices);
+  // Registered here, on an NPU if that is under test.
+  NearMemory MakeNearMemory(size_t length) { return MakeNearMemory(*near_, length); }
+  NearMemory MakeNearMemory(TransferEngine& engine, size_t length) { return {engine, length, npu_}; }
   // Registered there, of the kind that this wire reaches.
   FarMemory MakeFarMemory(size_t length);
   TransferRequest Request(TransferOpcode opcode, void* local, uint64_t address, size_t length) const {
@@ -88,6 +116,7 @@ class EndsTest : public ::testing::TestWithParam<std::string> {
 
   std::mt19937_64 random_;
   Duration near_timeout_ = std::chrono::seconds(100);  // of what near_ does without a deadline; for OpenBoth
+  std::shared_ptr<NpuRuntime> npu_;                    // null unless on_npu()
   std::unique_ptr<TransferEngine> near_;
   std::unique_ptr<FarEnd> far_;
   SegmentId target_ = kInvalidSegment;

@@ -7,11 +7,15 @@
 #include <sstream>
 
 #include "common/check.h"
+#include "device/npu_runtime.h"
+#include "transfer_engine/protocol_names.h"
 
 namespace mooncake::transfer_test {
 namespace {
 
 using std::chrono::seconds;
+
+constexpr std::string_view kOnNpu = "npu_";
 
 std::vector<std::string> Split(const std::string& text) {
   std::vector<std::string> parts;
@@ -31,13 +35,24 @@ std::string OptionsOf(const std::string& wire) {
 
 std::vector<std::string> WiresUnderTest() {
   const char* const chosen = std::getenv("MC_TRANSFER_TEST_PROTOCOLS");
-  return chosen != nullptr ? Split(chosen) : std::vector<std::string>{"local", "shm", "tcp"};
+  if (chosen != nullptr) return Split(chosen);
+  std::vector<std::string> wires = {"local", "shm", "tcp"};
+  if (NpuSupportBuilt() && CheckBridgeBuilt()) wires.emplace_back("npu_tcp");
+  return wires;
 }
 
 std::vector<std::string> WiresToPeers() {
   std::vector<std::string> wires = WiresUnderTest();
   std::erase(wires, "local");
   return wires;
+}
+
+std::string WireOf(const std::string& parameter) {
+  return OnNpu(parameter) ? parameter.substr(kOnNpu.size()) : parameter;
+}
+
+bool OnNpu(const std::string& parameter) {
+  return parameter.starts_with(kOnNpu);
 }
 
 Deadline Soon() {
@@ -84,11 +99,13 @@ Result<void> FarEnd::Do(const std::string& command) {
   return {};
 }
 
-TransferEngineOptions NearOptions(const std::string& wire, const std::string& devices) {
+TransferEngineOptions NearOptions(const std::string& parameter, const std::string& devices) {
+  const std::string wire = WireOf(parameter);
   TransferEngineOptions options;
   options.device_filter = Split(devices);
   options.local_name = "127.0.0.1";
   options.protocols = {wire == "rdma" ? "rdma" : "tcp"};
+  if (OnNpu(parameter)) options.protocols.emplace_back(kBridgeProtocol);
   options.force_tcp = wire == "tcp";
   options.same_host = wire == "shm" || wire == "local";
   options.strict_protocol = wire == "rdma";

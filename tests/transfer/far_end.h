@@ -15,11 +15,15 @@ namespace mooncake::transfer_test {
 inline constexpr size_t kKiB = 1 << 10;
 inline constexpr size_t kMiB = 1 << 20;
 
-// Names of the wires under test: "local", "shm", "tcp", or what MC_TRANSFER_TEST_PROTOCOLS lists, commas between. RDMA
-// needs the devices of tests/rdma_vm.
+// Names of the wires under test: "local", "shm", "tcp" and, where NPU memory can be brought over it, "npu_tcp", or what
+// MC_TRANSFER_TEST_PROTOCOLS lists, commas between. RDMA needs the devices of tests/rdma_vm.
 std::vector<std::string> WiresUnderTest();
 // Those of them that lead to another process.
 std::vector<std::string> WiresToPeers();
+
+// "npu_tcp" is the wire "tcp" with the memory of this process on an NPU.
+std::string WireOf(const std::string& parameter);
+bool OnNpu(const std::string& parameter);
 
 // Enough for anything to end on a busy machine; a test that needs it all has failed.
 Deadline Soon();
@@ -30,7 +34,7 @@ Deadline Far();
 void AllowManyFiles();
 
 // Of this process's engine.
-TransferEngineOptions NearOptions(const std::string& wire, const std::string& devices = "");
+TransferEngineOptions NearOptions(const std::string& parameter, const std::string& devices = "");
 
 // Where the far engine is and how it does what it is asked.
 class FarEnd {

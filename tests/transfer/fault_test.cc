@@ -7,6 +7,7 @@
 #include <atomic>
 #include <barrier>
 #include <condition_variable>
+#include <cstdlib>
 #include <cstring>
 #include <mutex>
 #include <thread>
@@ -46,7 +47,7 @@ class TransferFaults : public EndsTest {
 
   // One request to the far end that cannot be there any more: fails, and long before its deadline.
   void ExpectUnreachable(const FarMemory& far) {
-    NearMemory near(*near_, 4096);
+    NearMemory near = MakeNearMemory(4096);
     const TransferRequest write = Write(near, 0, far, 0, 4096);
     const auto status = Run({&write, 1}, {.deadline = Far()});
     if (status) {
@@ -73,7 +74,7 @@ class TransferFaults : public EndsTest {
 
 TEST_P(TransferFaults, KilledPeerSettlesEveryRequest) {
   const FarMemory far = MakeFarMemory(2 * kLength);
-  NearMemory near(*near_, 2 * kLength);
+  NearMemory near = MakeNearMemory(2 * kLength);
   const std::vector<TransferRequest> requests = Traffic(near, far);
   const BatchId batch = BeginAndAwaitFirst(requests, Far());
   far_->process().Kill();
@@ -88,7 +89,7 @@ TEST_P(TransferFaults, KilledPeerSettlesEveryRequest) {
 // Stopped first: over tcp the requests cannot have been served when the process dies.
 TEST_P(TransferFaults, PeerKilledWhileItStandsStillSettlesEveryRequest) {
   const FarMemory far = MakeFarMemory(2 * kLength);
-  NearMemory near(*near_, 2 * kLength);
+  NearMemory near = MakeNearMemory(2 * kLength);
   ExpectRoundTrip(far, 1);
   far_->process().Stop();
   const std::vector<TransferRequest> requests = Traffic(near, far);
@@ -113,7 +114,7 @@ TEST_P(TransferFaults, PeerKilledWhileItStandsStillSettlesEveryRequest) {
 TEST_P(TransferFaults, StoppedPeerIsReportedAtTheDeadlineAndTouchesNothingAfterwards) {
   const FarMemory far = MakeFarMemory(2 * kLength);
   far.Fill(1);
-  NearMemory near(*near_, 2 * kLength);
+  NearMemory near = MakeNearMemory(2 * kLength);
   const std::vector<TransferRequest> requests = Traffic(near, far);
   const BatchId batch = BeginAndAwaitFirst(requests, Deadline::After(seconds(wire() == "rdma" ? 20 : 3)));
   far_->process().Stop();
@@ -139,7 +140,7 @@ TEST_P(TransferFaults, StoppedPeerIsReportedAtTheDeadlineAndTouchesNothingAfterw
 TEST_P(TransferFaults, CanceledRequestsEndAtOnceAndTouchNothingAfterwards) {
   const FarMemory far = MakeFarMemory(2 * kLength);
   far.Fill(1);
-  NearMemory near(*near_, 2 * kLength);
+  NearMemory near = MakeNearMemory(2 * kLength);
   ExpectRoundTrip(far, 1);
   if (!one_sided()) far_->process().Stop();
   const std::vector<TransferRequest> requests = Traffic(near, far);
@@ -168,7 +169,7 @@ TEST_P(TransferFaults, StoppedWriterDoesNotWriteAfterUnregistration) {
   ASSERT_NO_FATAL_FAILURE(OpenBoth(OneNearDevice(), OneFarDevice()));
   const FarMemory far = MakeFarMemory(kLength);
   far.Fill(1);
-  NearMemory near(*near_, kLength);
+  NearMemory near(*near_, kLength);  // a target
   const std::string command = fmt::format("transfer write {} {} {} {} 5000", near_->local_name(), far.address(),
                                           reinterpret_cast<uint64_t>(near.at(0)), kLength);
   ASSERT_OK(far_->Do(command));  // everything is connected
@@ -207,13 +208,27 @@ TEST_P(TransferFaults, RestartedPeerWithTheSameAddressesIsReachedAtTheFirstAttem
   }
 }
 
+// Of engines that open meanwhile: hundreds of them share this host's memory.
+class SmallRings {
+ public:
+  SmallRings() {
+    setenv("MC_NPU_BRIDGE_RING", "1MB", 1);
+    setenv("MC_NPU_BRIDGE_SLOT", "256KB", 1);
+  }
+  ~SmallRings() {
+    unsetenv("MC_NPU_BRIDGE_RING");
+    unsetenv("MC_NPU_BRIDGE_SLOT");
+  }
+};
+
 TEST_P(TransferFaults, ManyFirstContactsAtOnceAllSucceed) {
   constexpr size_t kContacts = 200;
   constexpr size_t kEach = 8192;
   const FarMemory far = MakeFarMemory(kContacts * kEach);
+  const SmallRings small;
   std::vector<std::unique_ptr<TransferEngine>> engines;
   for (size_t i = 0; i < kContacts; ++i) {
-    TransferEngineOptions options = NearOptions(wire(), OneNearDevice());
+    TransferEngineOptions options = NearOptions(GetParam(), OneNearDevice());
     options.io_threads = 1;
     options.worker_threads = 1;
     auto engine = TransferEngine::Open(std::move(options));
@@ -225,7 +240,7 @@ TEST_P(TransferFaults, ManyFirstContactsAtOnceAllSucceed) {
   for (size_t i = 0; i < kContacts; ++i) {
     threads.emplace_back([&, i] {
       TransferEngine& engine = *engines[i];
-      NearMemory near(engine, kEach);
+      NearMemory near = MakeNearMemory(engine, kEach);
       together.arrive_and_wait();
       const auto target = engine.OpenSegment(far_->ports().name, Soon());
       ASSERT_OK(target);
@@ -312,7 +327,7 @@ TEST_P(TransferFaults, GarbageOnEveryPortDisturbsNoTransfer) {
   std::atomic<bool> enough{false};
   std::atomic<size_t> transfers{0};
   std::thread traffic([&] {
-    NearMemory near(*near_, 4 * kMiB);
+    NearMemory near = MakeNearMemory(4 * kMiB);
     for (uint64_t seed = 1; !enough; seed += 2) {
       Fill(near.bytes(), seed);
       const TransferRequest write = Write(near, 0, far, 0, 4 * kMiB);
@@ -344,7 +359,7 @@ TEST_P(TransferFaults, GarbageOnEveryPortDisturbsNoTransfer) {
   }
   EXPECT_OK(far_->Do("ping"));
   // Both still open to others.
-  auto other = TransferEngine::Open(NearOptions(wire(), OneNearDevice()));
+  auto other = TransferEngine::Open(NearOptions(GetParam(), OneNearDevice()));
   ASSERT_OK(other);
   EXPECT_OK((*other)->OpenSegment(far_->ports().name, Soon()));
   EXPECT_OK((*other)->OpenSegment(near_->local_name(), Soon()));

@@ -50,7 +50,7 @@ class TransferRails : public EndsTest {
 TEST_P(TransferRails, OnlyRailDownSettlesEveryRequestAndWorksAgainWhenUp) {
   const FarMemory far = MakeFarMemory(kLength);
   far.Fill(1);
-  NearMemory near(*near_, kLength);
+  NearMemory near = MakeNearMemory(kLength);
   const std::vector<TransferRequest> reads = Pieces(TransferOpcode::kRead, near, far);
   for (const TransferStatus& end : RunAndPull(reads, Deadline::After(seconds(30)))) {
     EXPECT_NE(TransferStateName(end.state), "WAITING");
@@ -64,7 +64,7 @@ TEST_P(TransferRails, OnlyRailDownSettlesEveryRequestAndWorksAgainWhenUp) {
 TEST_P(TransferRails, LossOfOneOfTwoRailsLosesNoRequest) {
   ASSERT_NO_FATAL_FAILURE(OpenBoth("rxe0,rxe2", "rxe1,rxe3"));
   const FarMemory far = MakeFarMemory(kLength);
-  NearMemory near(*near_, kLength);
+  NearMemory near = MakeNearMemory(kLength);
   Fill(near.bytes(), 1);
   const uint64_t before[] = {BytesSent("veth0"), BytesSent("veth2")};
   EXPECT_COMPLETED(Run(Pieces(TransferOpcode::kWrite, near, far)));

@@ -29,6 +29,9 @@ inline constexpr uint32_t kEventCaptureStreamProgress = 2;
 inline constexpr uint32_t kStreamFastLaunch = 1;
 inline constexpr uint32_t kStreamFastSync = 2;
 
+inline constexpr int32_t kStreamComplete = 0;
+inline constexpr int32_t kStreamNotReady = 1;
+
 inline constexpr AclError kSuccess = 0;
 inline constexpr AclError kRepeatInitialize = 100002;
 inline constexpr AclError kContextNull = 107002;
@@ -93,6 +96,7 @@ static_assert(sizeof(BatchAttribute) == 32);
   X(HostRegisterV2, aclrtHostRegisterV2, AclError, (void*, uint64_t, uint32_t))                   \
   X(HostUnregister, aclrtHostUnregister, AclError, (void*))                                       \
   X(StreamAbort, aclrtStreamAbort, AclError, (Stream))                                            \
+  X(StreamQuery, aclrtStreamQuery, AclError, (Stream, int32_t*))                                  \
   X(SynchronizeEventWithTimeout, aclrtSynchronizeEventWithTimeout, AclError, (Event, int32_t))    \
   X(MemcpyBatchAsync, aclrtMemcpyBatchAsync, AclError,                                            \
     (void**, size_t*, void**, size_t*, size_t, BatchAttribute*, size_t*, size_t, size_t*, Stream))

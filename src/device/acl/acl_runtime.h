@@ -33,6 +33,7 @@ class AclRuntime final : public NpuRuntime, public std::enable_shared_from_this<
                                   size_t size) override;
   void CopyMany(std::span<RangeCopy> copies) override;
   Result<std::shared_ptr<void>> RegisterHost(int32_t device_id, std::span<std::byte> memory) override;
+  NpuDriver* AsyncDriver() override { return &driver_; }
   bool DeviceLost(int32_t device_id) const override { return devices_->Lost(device_id); }
   std::optional<int32_t> DeviceOf(const void* address) const override;
 

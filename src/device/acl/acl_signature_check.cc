@@ -13,6 +13,14 @@ template <typename Real>
 struct AbiOf {
   using type = std::conditional_t<std::is_enum_v<Real>, int, Real>;
 };
+#if MC_ACL_HEADER_HAS_aclrtStreamQuery
+template <>
+struct AbiOf<aclrtStreamStatus*> {
+  using type = int32_t*;
+};
+static_assert(sizeof(aclrtStreamStatus) == sizeof(int32_t));
+static_assert(ACL_STREAM_STATUS_COMPLETE == kStreamComplete && ACL_STREAM_STATUS_NOT_READY == kStreamNotReady);
+#endif
 #if MC_ACL_HEADER_HAS_aclrtPointerGetAttributes
 template <>
 struct AbiOf<aclrtPtrAttributes*> {

@@ -37,6 +37,7 @@ class AclStream final : public NpuStream {
   Result<Mark> MarkHere() override;
   Result<Waited> AwaitMark(Mark mark, Duration timeout) override;
   Result<Waited> Synchronize(Duration timeout) override;
+  Result<Waited> Poll() override;
   Result<void> Abort() override;
 
  private:
@@ -187,6 +188,17 @@ Result<Waited> AclStream::Synchronize(Duration timeout) {
   const ScopedContext scope(functions_, context());
   if (scope.error() != kSuccess) return Failed(scope.error(), "aclrtSetCurrentContext");
   return SynchronizeHere(timeout);
+}
+
+Result<Waited> AclStream::Poll() {
+  if (!copy_error_ && functions_.StreamQuery != nullptr) {
+    const ScopedContext scope(functions_, context());
+    int32_t status = kStreamComplete;
+    // Whatever else it answers, synchronizing tells what is wrong.
+    const AclError rc = scope.error() == kSuccess ? functions_.StreamQuery(stream_, &status) : scope.error();
+    if (rc == kSuccess && status == kStreamNotReady) return Waited::kTimedOut;
+  }
+  return Synchronize({});
 }
 
 Result<void> AclStream::Abort() {

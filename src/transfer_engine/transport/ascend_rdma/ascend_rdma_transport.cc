@@ -1,0 +1,247 @@
+// Lanes by device, wires by target.
+#include "transfer_engine/transport/ascend_rdma/ascend_rdma_transport.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <utility>
+
+#include "common/log.h"
+#include "device/npu_driver.h"
+#include "transfer_engine/transport/ascend_rdma/calibration.h"
+#include "transfer_engine/transport/ascend_rdma/npu_copy_port.h"
+
+namespace mooncake {
+namespace {
+
+Result<void> CheckOptions(const AscendRdmaOptions& options) {
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  if (options.slot_bytes == 0 || options.slot_bytes % page != 0 || options.ring_bytes < options.slot_bytes ||
+      options.ring_bytes > AscendRdmaOptions::kRingBytesMax || options.copies_per_direction == 0 ||
+      options.chunk_bytes > options.slot_bytes) {
+    return Error(
+        ErrorCode::INVALID_PARAMS,
+        "a ring of {} B in slots of {} B for chunks of {} B with {} copies at once: slots are whole pages of {} B and "
+        "hold a chunk, a ring holds at least one slot and at most {} B",
+        options.ring_bytes, options.slot_bytes, options.chunk_bytes, options.copies_per_direction, page,
+        AscendRdmaOptions::kRingBytesMax);
+  }
+  return {};
+}
+
+bool CanDrive(const std::shared_ptr<NpuRuntime>& runtime) {
+  return runtime != nullptr && runtime->AsyncDriver() != nullptr;
+}
+
+void End(TransferOperation& operation, Result<void> result) {
+  auto done = std::move(operation.done);
+  operation.local_use.Release();
+  done(std::move(result));
+}
+
+}  // namespace
+
+Result<std::unique_ptr<AscendRdmaTransport>> AscendRdmaTransport::Open(std::shared_ptr<NpuRuntime> runtime,
+                                                                       std::vector<Transport*> wires,
+                                                                       AscendRdmaOptions options,
+                                                                       const std::vector<int32_t>& devices) {
+  if (!CanDrive(runtime)) {
+    return Error(ErrorCode::NOT_SUPPORTED_TRANSPORT, "ascend_rdma needs an NPU runtime with asynchronous copies");
+  }
+  if (wires.empty()) {
+    return Error(ErrorCode::NOT_SUPPORTED_TRANSPORT, "ascend_rdma needs a host transport to carry its bytes");
+  }
+  auto transport =
+      MC_TRY(Make([runtime = std::move(runtime)] { return runtime; }, std::move(wires), std::move(options)));
+  for (const int32_t device_id : devices) MC_TRY(transport->OpenLane(device_id));
+  return transport;
+}
+
+Result<std::unique_ptr<AscendRdmaTransport>> AscendRdmaTransport::Make(RuntimeSource source,
+                                                                       std::vector<Transport*> wires,
+                                                                       AscendRdmaOptions options) {
+  MC_TRY(CheckOptions(options));
+  return std::unique_ptr<AscendRdmaTransport>(
+      new AscendRdmaTransport(std::move(source), std::move(wires), std::move(options)));
+}
+
+Result<std::unique_ptr<AscendRdmaTransport>> AscendRdmaTransport::Open(const TransportContext& context,
+                                                                       std::vector<Transport*> wires, bool needed) {
+  AscendRdmaOptions options = MC_TRY(AscendRdmaOptions::FromEnvironment());
+  std::unique_ptr<AscendRdmaTransport> transport;
+  if (needed) {
+    const std::vector<int32_t> devices = options.devices;
+    std::shared_ptr<NpuRuntime> runtime = MC_TRY(OpenNpuRuntime());
+    transport = MC_TRY(Open(std::move(runtime), std::move(wires), std::move(options), devices));
+  } else {
+    transport = MC_TRY(Make(UsedNpuRuntime, std::move(wires), std::move(options)));
+  }
+  transport->metrics_ = &context.metrics;
+  return transport;
+}
+
+AscendRdmaTransport::~AscendRdmaTransport() = default;
+
+Result<void> AscendRdmaTransport::OpenLane(int32_t device_id) {
+  if (wires_.empty() || LaneOf(device_id) != nullptr) return {};
+  std::lock_guard one(opening_);
+  if (LaneOf(device_id) != nullptr) return {};
+  if (runtime_ == nullptr) {
+    auto runtime = source_();
+    if (!CanDrive(runtime)) return {};
+    runtime_ = std::move(runtime);
+  }
+  MC_TRY(runtime_->OpenDevice(device_id));
+  const size_t slots = (options_.ring_bytes + options_.slot_bytes - 1) / options_.slot_bytes;
+  auto memory = MC_TRY(bridge::BounceMemory::Create(*runtime_, device_id, slots * options_.slot_bytes, wires_));
+  auto port = MC_TRY(bridge::NpuCopyPort::Open(*runtime_->AsyncDriver(), device_id, options_.copies_per_direction,
+                                               memory->page_locked()));
+  bridge::LaneOptions lane = options_.lane;
+  lane.scheduler.slot_bytes = options_.slot_bytes;
+  lane.scheduler.chunk_bytes = options_.chunk_bytes == 0 ? options_.slot_bytes : options_.chunk_bytes;
+  if (options_.calibrate && options_.chunk_bytes == 0) {
+    const auto rates = MC_TRY(bridge::MeasureCopies(*runtime_, *port, device_id,
+                                                    memory->bytes().first(options_.slot_bytes), lane.copy_patience));
+    lane.scheduler.chunk_bytes = bridge::BestChunk(rates, lane.scheduler.chunk_bytes_min, options_.slot_bytes);
+    log::Info("NPU device {}: {} slots of {} B, chunks of {} B; a copy takes {:.1f} us and {:.1f} GB/s", device_id,
+              slots, options_.slot_bytes, lane.scheduler.chunk_bytes,
+              std::chrono::duration<double, std::micro>(rates.overhead).count(), rates.bytes_per_second / 1e9);
+  }
+  lane.scheduler.chunk_bytes_min = std::min(lane.scheduler.chunk_bytes_min, lane.scheduler.chunk_bytes);
+  auto opened = std::make_unique<bridge::Lane>(device_id, lane, std::move(memory), std::move(port));
+  std::lock_guard lock(mutex_);
+  lanes_.emplace(device_id, std::move(opened));
+  return {};
+}
+
+bridge::Lane* AscendRdmaTransport::LaneOf(int32_t device_id) const {
+  std::shared_lock lock(mutex_);
+  const auto lane = lanes_.find(device_id);
+  return lane == lanes_.end() ? nullptr : lane->second.get();  // stays until the transport ends
+}
+
+Transport* AscendRdmaTransport::WireFor(const bridge::Lane& lane, const SegmentDescriptor& target,
+                                        const SegmentRegion& region) const {
+  for (Transport* const wire : wires_) {
+    if (wire->Reaches(lane.sample(), target, region)) return wire;
+  }
+  return nullptr;
+}
+
+bool AscendRdmaTransport::Reaches(const MemoryRange& local, const SegmentDescriptor& target,
+                                  const SegmentRegion& region) const {
+  const auto* const npu = std::get_if<NpuRange>(&local);
+  if (npu == nullptr) return false;
+  const bridge::Lane* const lane = LaneOf(npu->at.device_id);
+  return lane != nullptr && WireFor(*lane, target, region) != nullptr;
+}
+
+std::string AscendRdmaTransport::WhyNot(const MemoryRange& local, const SegmentDescriptor&,
+                                        const SegmentRegion&) const {
+  const auto* const npu = std::get_if<NpuRange>(&local);
+  if (npu == nullptr) return "it is for NPU memory";
+  if (wires_.empty()) return "this engine has no transport that could carry it";
+  if (LaneOf(npu->at.device_id) == nullptr) {
+    return fmt::format("no memory of NPU {} was registered with a runtime that copies asynchronously",
+                       npu->at.device_id);
+  }
+  return "nothing that carries host memory reaches the target's";
+}
+
+std::string AscendRdmaTransport::Way(const MemoryRange& local, const SegmentDescriptor& target,
+                                     const SegmentRegion& region) const {
+  const bridge::Lane* const lane = LaneOf(std::get<NpuRange>(local).at.device_id);
+  const Transport* const wire = lane == nullptr ? nullptr : WireFor(*lane, target, region);
+  return wire == nullptr ? name() : fmt::format("{} over {}", name(), wire->name());
+}
+
+Result<void> AscendRdmaTransport::RegisterRegion(Region& region) {
+  if (!region.IsNpu()) return {};
+  return OpenLane(region.options.device_id);
+}
+
+void AscendRdmaTransport::Submit(std::vector<TransferOperation> operations, Caller) {
+  std::unordered_map<bridge::Lane*, std::vector<bridge::BridgedOperation>> by_lane;
+  for (TransferOperation& operation : operations) {
+    const auto* const npu = std::get_if<NpuRange>(&operation.local);
+    if (npu == nullptr) {
+      End(operation, Error(ErrorCode::TRANSFER_FAIL, "ascend_rdma does not move host memory"));
+      continue;
+    }
+    bridge::Lane* const lane = LaneOf(npu->at.device_id);
+    if (lane == nullptr) {
+      End(operation, Error(ErrorCode::DEVICE_NOT_FOUND, "no memory of NPU device {} is registered", npu->at.device_id));
+      continue;
+    }
+    Transport* const wire = WireFor(*lane, *operation.target, operation.region);
+    if (wire == nullptr) {
+      End(operation, Error(ErrorCode::TRANSFER_FAIL, "{}: no host transport reaches it", operation.target->name));
+      continue;
+    }
+    by_lane[lane].push_back({std::move(operation), wire});
+  }
+  for (auto& [lane, bridged] : by_lane) lane->Submit(std::move(bridged));
+}
+
+void AscendRdmaTransport::Cancel(BatchId tag) {
+  std::shared_lock lock(mutex_);
+  for (const auto& [id, lane] : lanes_) lane->Cancel(tag);
+}
+
+Result<bool> AscendRdmaTransport::PrepareDevice(int32_t device_id) {
+  MC_TRY(OpenLane(device_id));
+  return LaneOf(device_id) != nullptr;
+}
+
+void AscendRdmaTransport::UpdateMetrics() {
+  if (metrics_ == nullptr) return;
+  using Field = std::atomic<uint64_t> bridge::LaneCounters::*;
+  struct Metric {
+    const char* name;
+    const char* help;
+    Field field;
+    MetricLabels labels;
+  };
+  static const std::array<Metric, 7> kMetrics = {{
+      {"mooncake_npu_bridge_bytes_total",
+       "bytes of NPU memory through host slots",
+       &bridge::LaneCounters::bytes_written,
+       {{"opcode", "write"}}},
+      {"mooncake_npu_bridge_bytes_total",
+       "bytes of NPU memory through host slots",
+       &bridge::LaneCounters::bytes_read,
+       {{"opcode", "read"}}},
+      {"mooncake_npu_bridge_loads_total", "slots filled", &bridge::LaneCounters::loads, {}},
+      {"mooncake_npu_bridge_pieces_total", "parts of requests in them", &bridge::LaneCounters::pieces, {}},
+      {"mooncake_npu_bridge_wire_retries_total",
+       "parts sent again from their slots",
+       &bridge::LaneCounters::wire_retries,
+       {}},
+      {"mooncake_npu_bridge_copy_failures_total",
+       "copies of the device that failed",
+       &bridge::LaneCounters::copy_failures,
+       {}},
+      {"mooncake_npu_bridge_quarantines_total",
+       "slots set aside because something may still touch them",
+       &bridge::LaneCounters::quarantines,
+       {}},
+  }};
+  std::lock_guard one(counting_);
+  std::shared_lock lock(mutex_);
+  for (const auto& [id, lane] : lanes_) {
+    for (const Metric& metric : kMetrics) {
+      MetricLabels labels = metric.labels;
+      labels["device"] = std::to_string(id);
+      Counter& counter = metrics_->GetCounter(metric.name, metric.help, labels);
+      const uint64_t now = lane->counters().*(metric.field);
+      counter.Add(now - std::exchange(counted_[&counter], now));
+    }
+  }
+}
+
+const bridge::LaneCounters* AscendRdmaTransport::counters(int32_t device_id) const {
+  const bridge::Lane* const lane = LaneOf(device_id);
+  return lane == nullptr ? nullptr : &lane->counters();
+}
+
+}  // namespace mooncake

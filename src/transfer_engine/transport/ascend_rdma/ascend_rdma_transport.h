@@ -1,0 +1,89 @@
+// NPU memory towards peers that only host transports reach: bytes pass through a few host slots per device.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <shared_mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "device/npu_runtime.h"
+#include "transfer_engine/transport/ascend_rdma/lane.h"
+#include "transfer_engine/transport_context.h"
+
+namespace mooncake {
+
+struct AscendRdmaOptions {
+  static constexpr size_t kRingBytesMax = size_t{3} << 30;
+  size_t ring_bytes = size_t{64} << 20;  // per device, both directions; rounded up to whole slots
+  size_t slot_bytes = size_t{2} << 20;   // whole pages
+  size_t copies_per_direction = 2;       // under way at once
+  size_t chunk_bytes = 0;                // what large requests are cut into; 0: a slot, unless calibration finds better
+  bool calibrate = true;                 // choose the chunk by the speed of the device's copies, if it is 0
+  bridge::LaneOptions lane;              // its slot and chunk follow from the above
+  std::vector<int32_t> devices;          // get their lanes at once
+
+  // MC_NPU_BRIDGE_*; INVALID_PARAMS naming the variable.
+  static Result<AscendRdmaOptions> FromEnvironment();
+};
+
+// Any thread, but for Open and destruction. A device gets its lane when Open or PrepareDevice names it or the first of
+// its memory is registered, and keeps it; a lane that is lost stays out of use.
+class AscendRdmaTransport final : public Transport {
+ public:
+  // `wires`: host transports, best first, of the engine that owns this one; they outlive it. INVALID_PARAMS for options
+  // that make no sense; the failing step's error otherwise, and then nothing stays behind.
+  static Result<std::unique_ptr<AscendRdmaTransport>> Open(std::shared_ptr<NpuRuntime> runtime,
+                                                           std::vector<Transport*> wires, AscendRdmaOptions options,
+                                                           const std::vector<int32_t>& devices);
+  // An engine's, with the options of the environment. `needed`: without an NPU runtime or a wire it fails. Else it asks
+  // for the runtime in use when there is NPU memory, and leaves it alone where there is none to ask.
+  static Result<std::unique_ptr<AscendRdmaTransport>> Open(const TransportContext& context,
+                                                           std::vector<Transport*> wires, bool needed);
+  ~AscendRdmaTransport() override;
+
+  const char* name() const override { return "ascend_rdma"; }
+  bool Reaches(const MemoryRange& local, const SegmentDescriptor& target, const SegmentRegion& region) const override;
+  std::string WhyNot(const MemoryRange& local, const SegmentDescriptor& target,
+                     const SegmentRegion& region) const override;
+  std::string Way(const MemoryRange& local, const SegmentDescriptor& target,
+                  const SegmentRegion& region) const override;
+  // Of NPU memory: opens the device's lane. Host memory is none of its business, and peers are told of neither.
+  Result<void> RegisterRegion(Region& region) override;
+  // Operations end with TRANSFER_FAIL when no wire reaches the target, DEVICE_NOT_FOUND without a lane for the device.
+  void Submit(std::vector<TransferOperation> operations, Caller caller) override;
+  void Cancel(BatchId tag) override;
+  Result<bool> PrepareDevice(int32_t device_id) override;
+  void UpdateMetrics() override;
+
+  // Null without one.
+  const bridge::LaneCounters* counters(int32_t device_id) const;
+
+ private:
+  using RuntimeSource = std::function<std::shared_ptr<NpuRuntime>()>;  // null: none is in use
+  AscendRdmaTransport(RuntimeSource source, std::vector<Transport*> wires, AscendRdmaOptions options)
+      : source_(std::move(source)), wires_(std::move(wires)), options_(std::move(options)) {}
+
+  static Result<std::unique_ptr<AscendRdmaTransport>> Make(RuntimeSource source, std::vector<Transport*> wires,
+                                                           AscendRdmaOptions options);
+  // Success without a lane where no runtime can drive one.
+  Result<void> OpenLane(int32_t device_id);
+  bridge::Lane* LaneOf(int32_t device_id) const;
+  Transport* WireFor(const bridge::Lane& lane, const SegmentDescriptor& target, const SegmentRegion& region) const;
+
+  const RuntimeSource source_;
+  const std::vector<Transport*> wires_;
+  const AscendRdmaOptions options_;
+  MetricRegistry* metrics_ = nullptr;    // of the engine
+  std::mutex opening_;                   // one lane at a time
+  std::shared_ptr<NpuRuntime> runtime_;  // of all lanes, once there is one
+  mutable std::shared_mutex mutex_;
+  std::unordered_map<int32_t, std::unique_ptr<bridge::Lane>> lanes_;
+  std::mutex counting_;
+  std::map<Counter*, uint64_t> counted_;  // what the metrics have been told
+};
+
+}  // namespace mooncake

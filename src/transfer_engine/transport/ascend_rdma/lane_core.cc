@@ -1,0 +1,546 @@
+// What happens to loads between the scheduler and the end of their operations.
+#include "transfer_engine/transport/ascend_rdma/lane_core.h"
+
+#include <algorithm>
+
+#include "common/log.h"
+#include "device/npu_driver.h"
+
+namespace mooncake::bridge {
+namespace {
+
+Direction DirectionOf(TransferOpcode opcode) {
+  return opcode == TransferOpcode::kWrite ? Direction::kWrite : Direction::kRead;
+}
+
+}  // namespace
+
+LaneCore::LaneCore(int32_t device_id, LaneOptions options, SlotRing& ring, CopyPort& port)
+    : device_id_(device_id), options_(options), ring_(ring), port_(port), scheduler_(options.scheduler) {
+  MC_CHECK(options.scheduler.slot_bytes == ring.slot_bytes(), "slots of {} B and {} B", options.scheduler.slot_bytes,
+           ring.slot_bytes());
+  MC_CHECK(options.wire_depth > 0 && options.bulk_wire_depth > 0 && options.attempts > 0, "nothing may go");
+}
+
+LaneCore::~LaneCore() {
+  MC_CHECK(operations_.empty() && loads_.empty(), "{} operations and {} slots in use at the end", operations_.size(),
+           loads_.size());
+}
+
+// --- what others want ---
+
+void LaneCore::Submit(std::vector<BridgedOperation> operations) {
+  inbox_->Put([&] {
+    auto& submitted = inbox_->submitted;
+    if (submitted.empty()) {
+      submitted = std::move(operations);
+    } else {
+      std::ranges::move(operations, std::back_inserter(submitted));
+    }
+  });
+}
+
+void LaneCore::Cancel(BatchId tag) {
+  inbox_->Put([&] { inbox_->canceled.push_back(tag); });
+}
+
+void LaneCore::Stop() {
+  inbox_->Put([&] { inbox_->stop = true; });
+}
+
+void LaneCore::WaitForInput(TimePoint until) {
+  std::unique_lock lock(inbox_->mutex);
+  inbox_->came.wait_until(lock, until, [&] { return inbox_->filled.load(std::memory_order_relaxed); });
+}
+
+bool LaneCore::TakeInput(TimePoint now) {
+  if (!HasInput()) return false;
+  std::vector<BridgedOperation> submitted;
+  std::vector<BatchId> canceled;
+  std::vector<WireEnd> ended;
+  bool stop = false;
+  {
+    std::lock_guard lock(inbox_->mutex);
+    submitted.swap(inbox_->submitted);
+    canceled.swap(inbox_->canceled);
+    ended.swap(inbox_->ended);
+    stop = inbox_->stop;
+    inbox_->filled.store(false, std::memory_order_relaxed);
+  }
+  // A cancel comes after the submissions it means: operations that came before it are here by now.
+  for (WireEnd& end : ended) WireEnded(std::move(end), now);
+  for (BridgedOperation& bridged : submitted) Admit(std::move(bridged), now);
+  for (const BatchId tag : canceled) {
+    std::vector<uint64_t> ids;
+    for (const auto& [id, op] : operations_) {
+      if (op.bridged.operation.tag == tag && !op.error) ids.push_back(id);
+    }
+    for (const uint64_t id : ids) {
+      Fail(id, operations_.at(id), Status(ErrorCode::TRANSFER_CANCELED, "canceled by the application"), now);
+    }
+  }
+  if (stop && !stopping_) {
+    stopping_ = true;
+    // Those that failed before may be on a wire that takes its time.
+    for (const auto& [id, op] : operations_) {
+      if (op.error) op.bridged.wire->Cancel(op.bridged.operation.tag);
+    }
+    FailAll(Status(ErrorCode::SHUTTING_DOWN, "the transfer engine is being closed"), now);
+  }
+  return true;
+}
+
+void LaneCore::Admit(BridgedOperation bridged, TimePoint now) {
+  TransferOperation& operation = bridged.operation;
+  const auto refuse = [&](Status why) {
+    finished_.emplace_back(std::move(operation), std::unexpected(std::move(why)));
+  };
+  if (stopping_) return refuse(Status(ErrorCode::SHUTTING_DOWN, "the transfer engine is being closed"));
+  if (offline_) {
+    return refuse(Status(ErrorCode::DEVICE_NOT_FOUND,
+                         fmt::format("NPU device {} is out of use: {}", device_id_, offline_->message()),
+                         offline_->vendor_code()));
+  }
+  if (operation.length() == 0) {
+    finished_.emplace_back(std::move(operation), Result<void>{});
+    return;
+  }
+  if (operation.deadline.time() <= now) {
+    return refuse(Status(ErrorCode::TRANSFER_TIMEOUT, "the deadline passed before the transfer began"));
+  }
+  const auto& local = std::get<NpuRange>(operation.local);
+  const uint64_t id = ++last_id_;
+  const Work work{.id = id,
+                  .direction = DirectionOf(operation.opcode),
+                  .peer = operation.target->generation,
+                  .batch = operation.tag,
+                  .length = operation.length(),
+                  .phase = static_cast<uintptr_t>(local.at.device_ptr) % kAsyncAlignment};
+  if (const auto added = scheduler_.Add(work, now); !added) return refuse(added.error());
+  deadlines_.emplace(operation.deadline.time(), id);
+  operations_.emplace(id, Op{std::move(bridged), work.direction, 0, 0, std::nullopt, {}});
+}
+
+// --- the thread's round ---
+
+bool LaneCore::Step(TimePoint now) {
+  bool progress = TakeInput(now);
+  PollCopies(now, progress);
+  progress |= Timers(now);
+  read_first_ = !read_first_;
+  const Direction first = read_first_ ? Direction::kRead : Direction::kWrite;
+  const Direction second = read_first_ ? Direction::kWrite : Direction::kRead;
+  // One load at a time each, so that neither takes all slots of a small ring.
+  for (bool more = true; more;) {
+    more = Issue(first, now);
+    more |= Issue(second, now);
+    progress |= more;
+  }
+  progress |= !finished_.empty();
+  TellFinished();
+  return progress;
+}
+
+void LaneCore::TellFinished() {
+  auto finished = std::exchange(finished_, {});
+  for (auto& [operation, result] : finished) {
+    auto done = std::move(operation.done);
+    operation.local_use.Release();
+    done(std::move(result));
+  }
+}
+
+std::optional<TimePoint> LaneCore::WakeAt(TimePoint now) const {
+  std::optional<TimePoint> at;
+  const auto earlier = [&](TimePoint time) { at = at ? std::min(*at, time) : time; };
+  if (!deadlines_.empty()) earlier(deadlines_.begin()->first);
+  if (!overdue_.empty()) earlier(overdue_.begin()->first);
+  if (!retries_.empty()) earlier(retries_.begin()->first);
+  for (const Direction direction : {Direction::kWrite, Direction::kRead}) {
+    // What is ripe already waits for a slot, not for time.
+    if (const auto ripe = scheduler_.RipeAt(direction); ripe && *ripe > now) earlier(*ripe);
+  }
+  return at;
+}
+
+bool LaneCore::Timers(TimePoint now) {
+  bool progress = false;
+  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
+    progress = true;
+    const uint64_t id = deadlines_.begin()->second;
+    deadlines_.erase(deadlines_.begin());
+    Op& op = operations_.at(id);
+    if (op.error) continue;
+    const Status why(ErrorCode::TRANSFER_TIMEOUT,
+                     fmt::format("the deadline passed after {} of {} B", op.moved, op.bridged.operation.length()));
+    Fail(id, op, why, now);
+  }
+  while (!overdue_.empty() && overdue_.begin()->first <= now) {
+    progress = true;
+    const uint64_t id = overdue_.begin()->second;
+    overdue_.erase(overdue_.begin());
+    GiveUpOnWire(id, now);
+  }
+  while (!retries_.empty() && retries_.begin()->first <= now) {
+    progress = true;
+    const auto [load_id, index] = retries_.begin()->second;
+    retries_.erase(retries_.begin());
+    LoadState& load = loads_.at(load_id);
+    load.pieces[index].state = PieceState::kOnWire;
+    const Op& op = operations_.at(load.pieces[index].work);
+    std::vector<TransferOperation> again;
+    again.push_back(WireOperation(load_id, load, index, op));
+    ++counters_.wire_retries;
+    op.bridged.wire->Submit(std::move(again), Caller::kGoesOn);
+  }
+  return progress;
+}
+
+// --- the start of loads ---
+
+bool LaneCore::WireFree(Direction direction, bool bulk) const {
+  const size_t i = Index(direction);
+  return wire_loads_[i] < options_.wire_depth && (!bulk || bulk_wire_loads_[i] < options_.bulk_wire_depth);
+}
+
+void LaneCore::Enqueue(uint64_t id, const LoadState& load) {
+  auto& queue = queued_[Index(load.direction)];
+  // Bulk is overtaken by everything else.
+  const auto behind =
+      load.bulk ? queue.end() : std::ranges::find_if(queue, [&](uint64_t other) { return loads_.at(other).bulk; });
+  queue.insert(behind, id);
+}
+
+bool LaneCore::IssueQueued(Direction direction, TimePoint now) {
+  auto& queue = queued_[Index(direction)];
+  if (queue.empty()) return false;
+  const uint64_t id = queue.front();
+  LoadState& load = loads_.at(id);
+  if (direction == Direction::kWrite ? !WireFree(direction, load.bulk) : !CopyFree(direction)) return false;
+  queue.pop_front();
+  if (direction == Direction::kWrite) {
+    StartWire(id, load);
+    if (load.on_wire == 0) WireOver(id, load, now);
+  } else {
+    StartCopy(id, load, now);
+  }
+  return true;
+}
+
+bool LaneCore::Issue(Direction direction, TimePoint now) {
+  return IssueQueued(direction, now) || PickOne(direction, now);
+}
+
+bool LaneCore::PickOne(Direction direction, TimePoint now) {
+  if (scheduler_.empty(direction)) return false;
+  const bool write = direction == Direction::kWrite;
+  const auto& queue = queued_[Index(direction)];
+  // Of a write, no more may be filled than the wire will soon take.
+  if (write ? !CopyFree(direction) || queue.size() >= options_.wire_depth : !WireFree(direction, false)) return false;
+  bool bulk = write ? queue.empty() || !loads_.at(queue.back()).bulk : WireFree(direction, true);
+  std::optional<SlotRing::Slot> slot;
+  if (bulk) slot = ring_.Take(direction, true);
+  if (!slot) {
+    bulk = false;
+    slot = ring_.Take(direction, false);
+  }
+  if (!slot) return false;
+  const bool idle = write ? copying_[Index(direction)] == 0 : wire_loads_[Index(direction)] == 0;
+  auto picked = scheduler_.Next(direction, idle, bulk, now);
+  if (!picked) {
+    ring_.Move(*slot, SlotState::kFree);
+    return false;
+  }
+  const uint64_t id = ++last_id_;
+  LoadState& load = loads_[id];
+  load = LoadState{.direction = direction, .bulk = picked->bulk(), .slot = *slot, .pieces = {}};
+  for (const Piece& piece : picked->pieces) {
+    load.pieces.push_back(LoadPiece{piece, PieceState::kWaiting, 0});
+    ++operations_.at(piece.work).in_flight;
+  }
+  ++counters_.loads;
+  counters_.pieces += load.pieces.size();
+  if (write) {
+    StartCopy(id, load, now);
+  } else {
+    StartWire(id, load);
+  }
+  return true;
+}
+
+// --- copies ---
+
+void LaneCore::StartCopy(uint64_t id, LoadState& load, TimePoint now) {
+  std::vector<SlotCopy> copies;
+  for (LoadPiece& piece : load.pieces) {
+    if (piece.state != PieceState::kWaiting) continue;
+    const Op& op = operations_.at(piece.work);
+    if (op.error) {
+      EndPiece(piece, PieceState::kDropped);
+      continue;
+    }
+    const auto& local = std::get<NpuRange>(op.bridged.operation.local);
+    copies.push_back({ring_.At(load.slot) + piece.slot_offset, local.at + piece.offset, piece.length});
+  }
+  if (copies.empty()) return FreeLoad(id, load);
+  ring_.Move(load.slot, SlotState::kCopying);
+  load.copying = true;
+  const CopyPort::Ticket ticket = port_.Start(load.direction, copies);
+  copies_.push_back({id, load.direction, ticket, now});
+  ++copying_[Index(load.direction)];
+}
+
+void LaneCore::PollCopies(TimePoint now, bool& progress) {
+  for (size_t i = 0; i < copies_.size();) {
+    Copying& copy = copies_[i];
+    auto outcome = port_.Poll(copy.ticket);
+    if (!outcome) {
+      if (!copy.aborted && now - copy.started >= options_.copy_patience) {
+        copy.aborted = true;
+        progress = true;
+        ring_.Move(loads_.at(copy.load).slot, SlotState::kQuarantined);
+        ++counters_.quarantines;
+        port_.Abort(copy.ticket);
+      }
+      ++i;
+      continue;
+    }
+    progress = true;
+    const Copying ended = copy;
+    copies_.erase(copies_.begin() + static_cast<ptrdiff_t>(i));
+    --copying_[Index(ended.direction)];
+    if (ended.aborted && *outcome) {
+      *outcome = Error(ErrorCode::DATA_COPY_FAILED, "the copy took longer than {} s",
+                       std::chrono::duration<double>(options_.copy_patience).count());
+    }
+    CopyEnded(ended, std::move(*outcome), now);
+  }
+}
+
+void LaneCore::CopyEnded(const Copying& copy, Result<void> result, TimePoint now) {
+  LoadState& load = loads_.at(copy.load);
+  load.copying = false;
+  if (result && load.direction == Direction::kWrite) {
+    ring_.Move(load.slot, SlotState::kReady);
+    Enqueue(copy.load, load);
+    return;
+  }
+  if (!result) {
+    ++counters_.copy_failures;
+    for (const LoadPiece& piece : load.pieces) {
+      if (piece.state != PieceState::kWaiting) continue;
+      Op& op = operations_.at(piece.work);
+      if (!op.error) Fail(piece.work, op, Context(op, result.error(), "copy"), now);
+    }
+  }
+  for (LoadPiece& piece : load.pieces) {
+    if (piece.state == PieceState::kWaiting) EndPiece(piece, result ? PieceState::kThrough : PieceState::kDropped);
+  }
+  FreeLoad(copy.load, load);
+  if (!result && port_.Lost() && !offline_) {
+    offline_ = result.error();
+    log::Error("NPU device {} is lost, its transfers end: {}", device_id_, result.error().ToString());
+    FailAll(result.error(), now);
+  }
+}
+
+// --- the wire ---
+
+TransferOperation LaneCore::WireOperation(uint64_t id, const LoadState& load, size_t index, const Op& op) {
+  const LoadPiece& piece = load.pieces[index];
+  const TransferOperation& whole = op.bridged.operation;
+  TransferOperation part;
+  part.opcode = whole.opcode;
+  part.local = HostRange(ring_.At(load.slot) + piece.slot_offset, piece.length);
+  part.target = whole.target;
+  part.region = whole.region;
+  part.target_address = whole.target_address + piece.offset;
+  part.tag = whole.tag;
+  part.deadline = whole.deadline;
+  part.done = [inbox = inbox_, id, index](Result<void> result) {
+    inbox->Put([&] { inbox->ended.push_back({id, index, std::move(result)}); });
+  };
+  return part;
+}
+
+void LaneCore::StartWire(uint64_t id, LoadState& load) {
+  std::map<Transport*, std::vector<TransferOperation>> by_wire;
+  for (size_t i = 0; i < load.pieces.size(); ++i) {
+    LoadPiece& piece = load.pieces[i];
+    const Op& op = operations_.at(piece.work);
+    if (op.error) {
+      EndPiece(piece, PieceState::kDropped);
+      continue;
+    }
+    piece.state = PieceState::kOnWire;
+    ++load.on_wire;
+    by_wire[op.bridged.wire].push_back(WireOperation(id, load, i, op));
+  }
+  ring_.Move(load.slot, SlotState::kOnWire);
+  ++wire_loads_[Index(load.direction)];
+  if (load.bulk) ++bulk_wire_loads_[Index(load.direction)];
+  // Ends come through the inbox, also those that come at once.
+  for (auto& [wire, parts] : by_wire) wire->Submit(std::move(parts), Caller::kGoesOn);
+}
+
+void LaneCore::WireEnded(WireEnd end, TimePoint now) {
+  LoadState& load = loads_.at(end.load);
+  LoadPiece& piece = load.pieces[end.piece];
+  if (piece.state == PieceState::kOrphaned) {
+    piece.state = PieceState::kDropped;
+    --load.orphaned;
+    if (load.orphaned == 0 && !load.copying && ring_.state(load.slot) == SlotState::kQuarantined)
+      FreeLoad(end.load, load);
+    return;
+  }
+  MC_CHECK(piece.state == PieceState::kOnWire, "a piece that was not on the wire ended there");
+  Op& op = operations_.at(piece.work);
+  ++piece.attempts;
+  if (!end.result && !op.error) {
+    const TimePoint again = now + options_.retry_delay * (int64_t{1} << (3 * std::min(piece.attempts - 1, 10)));
+    // Anything else is an answer; this may be the connection.
+    if (end.result.error().code() == ErrorCode::TRANSFER_FAIL && piece.attempts < options_.attempts &&
+        again < op.bridged.operation.deadline.time()) {
+      piece.state = PieceState::kRetry;
+      retries_.emplace(again, std::pair(end.load, end.piece));
+      return;
+    }
+    Fail(piece.work, op, Context(op, end.result.error(), "wire"), now);
+  }
+  --load.on_wire;
+  if (op.error) {
+    EndPiece(piece, PieceState::kDropped);
+  } else if (load.direction == Direction::kWrite) {
+    EndPiece(piece, PieceState::kThrough);
+  } else {
+    piece.state = PieceState::kWaiting;  // for its copy
+  }
+  if (load.on_wire == 0) WireOver(end.load, load, now);
+}
+
+void LaneCore::LeaveWire(LoadState& load) {
+  --wire_loads_[Index(load.direction)];
+  if (load.bulk) --bulk_wire_loads_[Index(load.direction)];
+}
+
+void LaneCore::WireOver(uint64_t id, LoadState& load, TimePoint) {
+  LeaveWire(load);
+  const bool arrived =
+      std::ranges::any_of(load.pieces, [](const LoadPiece& piece) { return piece.state == PieceState::kWaiting; });
+  if (!arrived) return FreeLoad(id, load);
+  ring_.Move(load.slot, SlotState::kArrived);
+  Enqueue(id, load);
+}
+
+// --- ends ---
+
+void LaneCore::FreeLoad(uint64_t id, LoadState& load) {
+  if (load.orphaned > 0) {
+    if (ring_.state(load.slot) == SlotState::kQuarantined) return;
+    ring_.Move(load.slot, SlotState::kQuarantined);
+    ++counters_.quarantines;
+    return;
+  }
+  ring_.Move(load.slot, SlotState::kFree);
+  loads_.erase(id);
+}
+
+void LaneCore::EndPiece(LoadPiece& piece, PieceState how) {
+  piece.state = how;
+  Op& op = operations_.at(piece.work);
+  if (how == PieceState::kThrough) {
+    op.moved += piece.length;
+    (op.direction == Direction::kWrite ? counters_.bytes_written : counters_.bytes_read) += piece.length;
+  }
+  --op.in_flight;
+  MaybeFinish(piece.work);
+}
+
+void LaneCore::MaybeFinish(uint64_t op_id) {
+  const auto found = operations_.find(op_id);
+  Op& op = found->second;
+  TransferOperation& operation = op.bridged.operation;
+  if (op.in_flight > 0 || (!op.error && op.moved < operation.length())) return;
+  MC_CHECK(op.moved <= operation.length(), "{} of {} B moved", op.moved, operation.length());
+  scheduler_.End(op_id);
+  deadlines_.erase({operation.deadline.time(), op_id});
+  if (op.error) overdue_.erase({op.failed_at + options_.wire_grace, op_id});
+  Result<void> result;
+  if (op.error) result = std::unexpected(std::move(*op.error));
+  finished_.emplace_back(std::move(operation), std::move(result));
+  operations_.erase(found);
+}
+
+void LaneCore::Fail(uint64_t op_id, Op& op, Status why, TimePoint now) {
+  op.error = std::move(why);
+  op.failed_at = now;
+  scheduler_.Drop(op_id);
+  overdue_.emplace(now + options_.wire_grace, op_id);
+  // The batch's other operations are canceled there as well only if it was all of the batch that was canceled.
+  const ErrorCode code = op.error->code();
+  if (op.in_flight > 0 && (code == ErrorCode::TRANSFER_CANCELED || code == ErrorCode::SHUTTING_DOWN)) {
+    op.bridged.wire->Cancel(op.bridged.operation.tag);
+  }
+  ++op.in_flight;  // keeps it while its retries end
+  DropRetries(op_id, now);
+  --op.in_flight;
+  MaybeFinish(op_id);
+}
+
+void LaneCore::DropRetries(uint64_t op_id, TimePoint now) {
+  for (auto retry = retries_.begin(); retry != retries_.end();) {
+    const auto [load_id, index] = retry->second;
+    LoadState& load = loads_.at(load_id);
+    if (load.pieces[index].work != op_id) {
+      ++retry;
+      continue;
+    }
+    retry = retries_.erase(retry);
+    EndPiece(load.pieces[index], PieceState::kDropped);
+    if (--load.on_wire == 0) WireOver(load_id, load, now);
+  }
+}
+
+// The wire has not let go of the operation's slots in time. They are given up; the user's memory is not theirs.
+void LaneCore::GiveUpOnWire(uint64_t op_id, TimePoint now) {
+  std::vector<std::pair<uint64_t, size_t>> given_up;
+  for (const auto& [load_id, load] : loads_) {
+    for (size_t i = 0; i < load.pieces.size(); ++i) {
+      const LoadPiece& piece = load.pieces[i];
+      if (piece.work == op_id && piece.state == PieceState::kOnWire) given_up.emplace_back(load_id, i);
+    }
+  }
+  for (const auto& [load_id, index] : given_up) {
+    LoadState& load = loads_.at(load_id);
+    ++load.orphaned;
+    --load.on_wire;
+    EndPiece(load.pieces[index], PieceState::kOrphaned);
+    if (load.on_wire == 0) WireOver(load_id, load, now);
+  }
+  if (!given_up.empty()) {
+    log::Warn("NPU device {}: {} pieces of a failed transfer are still on the wire; their slots are set aside",
+              device_id_, given_up.size());
+  }
+}
+
+void LaneCore::FailAll(const Status& why, TimePoint now) {
+  std::vector<uint64_t> ids;
+  for (const auto& [id, op] : operations_) {
+    if (!op.error) ids.push_back(id);
+  }
+  for (const uint64_t id : ids) {
+    Op& op = operations_.at(id);
+    Fail(id, op, why.code() == ErrorCode::SHUTTING_DOWN ? why : Context(op, why, "device"), now);
+  }
+}
+
+Status LaneCore::Context(const Op& op, const Status& why, std::string_view stage) const {
+  const TransferOperation& operation = op.bridged.operation;
+  return Status(why.code(),
+                fmt::format("{} of {} B {} NPU device {} and {} ({}): {}",
+                            op.direction == Direction::kWrite ? "writing" : "reading", operation.length(), "between",
+                            device_id_, operation.target->name, stage, why.message()),
+                why.vendor_code());
+}
+
+}  // namespace mooncake::bridge
