@@ -138,4 +138,9 @@ const bridge::LaneCounters* AscendRdmaTransport::counters(int32_t device_id) con
   return lane == nullptr ? nullptr : &lane->counters();
 }
 
+size_t AscendRdmaTransport::chunk_bytes(int32_t device_id) const {
+  const bridge::Lane* const lane = LaneOf(device_id);
+  return lane == nullptr ? 0 : lane->chunk_bytes();
+}
+
 }  // namespace mooncake

@@ -41,6 +41,8 @@ class AscendRdmaTransport final : public Transport {
 
   // Null without one.
   const bridge::LaneCounters* counters(int32_t device_id) const;
+  // What large transfers of the device are cut into; 0 without a lane.
+  size_t chunk_bytes(int32_t device_id) const;
 
  private:
   AscendRdmaTransport(std::shared_ptr<NpuRuntime> runtime, std::vector<Transport*> wires, AscendRdmaOptions options)
