@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <optional>
 
 #include "common/idle_spin.h"
 
@@ -34,18 +35,24 @@ Lane::~Lane() {
 void Lane::Run() {
   (void)pthread_setname_np(pthread_self(), "mc-npu-bridge");
   IdleSpin spin;
+  std::optional<TimePoint> idle_since;  // it has looked all the time already, and then slept
   while (true) {
     const TimePoint now = SteadyClock::Instance().Now();
-    if (core_.Step(now)) continue;
+    if (core_.Step(now)) {
+      if (idle_since) spin.Slept(kSpin, now - *idle_since);
+      idle_since.reset();
+      continue;
+    }
     if (core_.Done()) return;
     const TimePoint wake = core_.WakeAt(now).value_or(now + kNap);
-    const bool worked = spin.Until(std::min(kSpin, Duration(wake - now)), [this] {
+    // Once per wait, not after each of its naps.
+    const bool worked = !idle_since && spin.Until(std::min(kSpin, Duration(wake - now)), [this] {
       return core_.HasInput() || (core_.MustPoll() && core_.Step(SteadyClock::Instance().Now()));
     });
     if (worked) continue;
     const TimePoint asleep = SteadyClock::Instance().Now();
+    if (!idle_since) idle_since = asleep;
     core_.WaitForInput(core_.MustPoll() ? std::min(wake, asleep + kPollPeriod) : wake);
-    spin.Slept(kSpin, SteadyClock::Instance().Now() - asleep);
   }
 }
 
