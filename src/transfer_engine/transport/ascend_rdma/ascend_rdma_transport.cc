@@ -3,6 +3,8 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+
 #include "common/log.h"
 #include "device/npu_driver.h"
 #include "transfer_engine/transport/ascend_rdma/calibration.h"
@@ -12,6 +14,10 @@ namespace mooncake {
 namespace {
 
 constexpr size_t kRingBytesMax = size_t{3} << 30;
+// With fewer, one direction's large transfers get too few to keep copies and wire busy at the same time. Slots of less
+// than the minimum cost more than that.
+constexpr size_t kSlotsMin = 8;
+constexpr size_t kSlotBytesMin = size_t{512} << 10;
 
 Result<void> CheckOptions(const AscendRdmaOptions& options) {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
@@ -24,6 +30,12 @@ Result<void> CheckOptions(const AscendRdmaOptions& options) {
         options.ring_bytes, options.slot_bytes, options.copies_per_direction, page, kRingBytesMax);
   }
   return {};
+}
+
+size_t SlotBytes(const AscendRdmaOptions& options) {
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const size_t share = options.ring_bytes / kSlotsMin / page * page;
+  return std::min(options.slot_bytes, std::max(share, kSlotBytesMin));
 }
 
 void End(TransferOperation& operation, Result<void> result) {
@@ -57,19 +69,20 @@ Result<void> AscendRdmaTransport::OpenLane(int32_t device_id) {
   std::lock_guard one(opening_);
   if (LaneOf(device_id) != nullptr) return {};
   MC_TRY(runtime_->OpenDevice(device_id));
-  const size_t slots = (options_.ring_bytes + options_.slot_bytes - 1) / options_.slot_bytes;
-  auto memory = MC_TRY(bridge::BounceMemory::Create(*runtime_, device_id, slots * options_.slot_bytes, wires_));
+  const size_t slot_bytes = SlotBytes(options_);
+  const size_t slots = (options_.ring_bytes + slot_bytes - 1) / slot_bytes;
+  auto memory = MC_TRY(bridge::BounceMemory::Create(*runtime_, device_id, slots * slot_bytes, wires_));
   auto port = MC_TRY(bridge::NpuCopyPort::Open(*runtime_->AsyncDriver(), device_id, options_.copies_per_direction,
                                                memory->page_locked()));
   bridge::LaneOptions lane = options_.lane;
-  lane.scheduler.slot_bytes = options_.slot_bytes;
-  lane.scheduler.chunk_bytes = options_.slot_bytes;
+  lane.scheduler.slot_bytes = slot_bytes;
+  lane.scheduler.chunk_bytes = slot_bytes;
   if (options_.calibrate) {
-    const auto rates = MC_TRY(bridge::MeasureCopies(*runtime_, *port, device_id,
-                                                    memory->bytes().first(options_.slot_bytes), lane.copy_patience));
-    lane.scheduler.chunk_bytes = bridge::BestChunk(rates, lane.scheduler.chunk_bytes_min, options_.slot_bytes);
+    const auto rates = MC_TRY(
+        bridge::MeasureCopies(*runtime_, *port, device_id, memory->bytes().first(slot_bytes), lane.copy_patience));
+    lane.scheduler.chunk_bytes = bridge::BestChunk(rates, lane.scheduler.chunk_bytes_min, slot_bytes);
     log::Info("NPU device {}: {} slots of {} B, chunks of {} B; a copy takes {:.1f} us and {:.1f} GB/s", device_id,
-              slots, options_.slot_bytes, lane.scheduler.chunk_bytes,
+              slots, slot_bytes, lane.scheduler.chunk_bytes,
               std::chrono::duration<double, std::micro>(rates.overhead).count(), rates.bytes_per_second / 1e9);
   }
   auto opened = std::make_unique<bridge::Lane>(device_id, lane, std::move(memory), std::move(port));
@@ -138,9 +151,9 @@ const bridge::LaneCounters* AscendRdmaTransport::counters(int32_t device_id) con
   return lane == nullptr ? nullptr : &lane->counters();
 }
 
-size_t AscendRdmaTransport::chunk_bytes(int32_t device_id) const {
+const bridge::LaneOptions* AscendRdmaTransport::lane_options(int32_t device_id) const {
   const bridge::Lane* const lane = LaneOf(device_id);
-  return lane == nullptr ? 0 : lane->chunk_bytes();
+  return lane == nullptr ? nullptr : &lane->options();
 }
 
 }  // namespace mooncake

@@ -14,7 +14,7 @@ namespace mooncake {
 
 struct AscendRdmaOptions {
   size_t ring_bytes = size_t{64} << 20;  // per device, both directions; rounded up to whole slots
-  size_t slot_bytes = size_t{2} << 20;   // whole pages
+  size_t slot_bytes = size_t{2} << 20;   // whole pages; smaller ones in a small ring, so that it has eight
   size_t copies_per_direction = 2;       // under way at once
   bool calibrate = true;                 // choose the chunk by the speed of the device's copies
   bridge::LaneOptions lane;              // its slot and chunk follow from the above
@@ -41,8 +41,8 @@ class AscendRdmaTransport final : public Transport {
 
   // Null without one.
   const bridge::LaneCounters* counters(int32_t device_id) const;
-  // What large transfers of the device are cut into; 0 without a lane.
-  size_t chunk_bytes(int32_t device_id) const;
+  // In force, with the sizes of slots and chunks that were chosen. Null without a lane.
+  const bridge::LaneOptions* lane_options(int32_t device_id) const;
 
  private:
   AscendRdmaTransport(std::shared_ptr<NpuRuntime> runtime, std::vector<Transport*> wires, AscendRdmaOptions options)

@@ -28,7 +28,7 @@ class Lane {
   // Any of its slots: what a transport has to reach.
   HostRange sample() const { return memory_->bytes().first(1); }
   const LaneCounters& counters() const { return core_.counters(); }
-  size_t chunk_bytes() const { return core_.chunk_bytes(); }
+  const LaneOptions& options() const { return core_.options(); }
 
  private:
   void Run();

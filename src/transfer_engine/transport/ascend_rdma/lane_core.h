@@ -78,7 +78,7 @@ class LaneCore {
   bool Done() const { return stopping_ && operations_.empty() && loads_.empty() && !HasInput(); }
 
   const LaneCounters& counters() const { return counters_; }
-  size_t chunk_bytes() const { return options_.scheduler.chunk_bytes; }
+  const LaneOptions& options() const { return options_; }
 
  private:
   struct WireEnd {
