@@ -44,7 +44,6 @@ PacedWire::~PacedWire() {
   {
     std::lock_guard lock(mutex_);
     stop_ = true;
-    filled_.store(true, std::memory_order_release);
     came_.notify_one();
   }
   if (thread_.joinable()) thread_.join();
@@ -145,16 +144,16 @@ void PacedWire::WaitUntil(TimePoint until) {
   const TimePoint asleep_until = until - kAwake;
   if (asleep_until > Now()) {
     std::unique_lock lock(mutex_);
-    came_.wait_until(lock, asleep_until, [this] { return filled_.load(std::memory_order_relaxed); });
+    came_.wait_until(lock, asleep_until, [this] { return stop_ || filled_.load(std::memory_order_relaxed); });
   }
-  while (Now() < until && !filled_.load(std::memory_order_acquire)) (void)sched_yield();
+  while (Now() < until && !stop_ && !filled_.load(std::memory_order_acquire)) (void)sched_yield();
 }
 
 void PacedWire::Run() {
   (void)pthread_setname_np(pthread_self(), "bench-wire");
   (void)prctl(PR_SET_TIMERSLACK, 1000);
   IdleSpin spin;
-  while (true) {
+  while (!stop_) {
     if (Advance(Now())) continue;
     if (const auto next = NextAt()) {
       WaitUntil(*next);
@@ -164,9 +163,7 @@ void PacedWire::Run() {
     if (spin.Until(kAwake, filled)) continue;
     const TimePoint asleep = Now();
     std::unique_lock lock(mutex_);
-    if (stop_) return;
-    came_.wait(lock, filled);
-    if (stop_) return;
+    came_.wait(lock, [&] { return stop_ || filled(); });
     spin.Slept(kAwake, Now() - asleep);
   }
 }

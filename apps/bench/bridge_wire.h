@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <mutex>
@@ -81,7 +82,7 @@ class PacedWire final : public Transport {
   std::mutex mutex_;
   std::condition_variable came_;
   std::atomic<bool> filled_ = false;
-  bool stop_ = false;
+  std::atomic<bool> stop_ = false;
   std::array<Flights, 2> submitted_;  // by direction
   TimePoint out_free_{};
   TimePoint in_free_{};
