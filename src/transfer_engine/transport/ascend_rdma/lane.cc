@@ -5,7 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
-#include <optional>
+#include <utility>
 
 #include "common/idle_spin.h"
 
@@ -35,23 +35,23 @@ Lane::~Lane() {
 void Lane::Run() {
   (void)pthread_setname_np(pthread_self(), "mc-npu-bridge");
   IdleSpin spin;
-  std::optional<TimePoint> idle_since;  // it has looked all the time already, and then slept
+  bool slept = false;  // in this wait, after looking all the time for a while
+  TimePoint idle_since{};
   while (true) {
     const TimePoint now = SteadyClock::Instance().Now();
     if (core_.Step(now)) {
-      if (idle_since) spin.Slept(kSpin, now - *idle_since);
-      idle_since.reset();
+      if (std::exchange(slept, false)) spin.Slept(kSpin, now - idle_since);
       continue;
     }
     if (core_.Done()) return;
     const TimePoint wake = core_.WakeAt(now).value_or(now + kNap);
     // Once per wait, not after each of its naps.
-    const bool worked = !idle_since && spin.Until(std::min(kSpin, Duration(wake - now)), [this] {
+    const bool worked = !slept && spin.Until(std::min(kSpin, Duration(wake - now)), [this] {
       return core_.HasInput() || (core_.MustPoll() && core_.Step(SteadyClock::Instance().Now()));
     });
     if (worked) continue;
     const TimePoint asleep = SteadyClock::Instance().Now();
-    if (!idle_since) idle_since = asleep;
+    if (!std::exchange(slept, true)) idle_since = asleep;
     core_.WaitForInput(core_.MustPoll() ? std::min(wake, asleep + kPollPeriod) : wake);
   }
 }
