@@ -10,6 +10,7 @@
 #include <optional>
 #include <thread>
 
+#include "bench/emulator.h"
 #include "client/object_io.h"
 #include "common/byte_size.h"
 #include "device/npu_runtime.h"
@@ -36,14 +37,6 @@ struct Sizes {
 Sizes SizesFor(bool quick) {
   if (quick) return {64 * kMiB, 16 * kMiB, 64, 1'000, 10};
   return {1024 * kMiB, 256 * kMiB, 512, 200'000, 500};
-}
-
-// What the emulator says about its own time model; nullopt on a real runtime.
-std::optional<double> ModelParameter(const char* name) {
-  const auto ask = reinterpret_cast<double (*)(const char*)>(dlsym(RTLD_DEFAULT, "aclemu_model_param"));
-  if (ask == nullptr) return std::nullopt;
-  const double value = ask(name);
-  return value > 0 ? std::optional(value) : std::nullopt;
 }
 
 // Makes calls of the emulator fail; "" ends it. False on a real runtime.
@@ -318,16 +311,6 @@ class TierBench {
 };
 
 }  // namespace
-
-void PrepareEmulator() {
-  // malloc_small_us, free_small_us: a driver whose cache of small blocks is empty, as for tiers much larger than it.
-  for (const auto& [name, value] :
-       {std::pair("ACLEMU_MODEL", "bench,malloc_small_us=101,free_small_us=100"), std::pair("ACLEMU_TIME", "model"),
-        std::pair("ACLEMU_SCHED", "timed"), std::pair("ACLEMU_HBM", "3G"), std::pair("ACLEMU_POISON", "0"),
-        std::pair("ACLEMU_KEEP", "3G")}) {
-    setenv(name, value, /*overwrite=*/0);
-  }
-}
 
 Result<TierBenchResult> RunTierBench(const TierBenchOptions& options) {
   return TierBench(options).Run();

@@ -22,11 +22,6 @@ struct TierBenchResult {
   std::vector<Figure> figures;
 };
 
-// Settings of the NPU emulator that make its figures mean something: the time model `bench`, without its driver's cache
-// of small blocks, and room for the tiers. Only what is not set already; without effect on a real runtime. To be called
-// before the runtime is loaded.
-void PrepareEmulator();
-
 // Needs an NPU runtime with two devices. Against a model only where the emulator tells one.
 Result<TierBenchResult> RunTierBench(const TierBenchOptions& options);
 

@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <utility>
 
@@ -13,6 +14,11 @@
 
 namespace mooncake {
 namespace {
+
+// With fewer, one direction's large transfers get too few to keep copies and wire busy at the same time. Slots of less
+// than the minimum cost more than that.
+constexpr size_t kSlotsMin = 8;
+constexpr size_t kSlotBytesMin = size_t{512} << 10;
 
 Result<void> CheckOptions(const AscendRdmaOptions& options) {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
@@ -31,6 +37,12 @@ Result<void> CheckOptions(const AscendRdmaOptions& options) {
 
 bool CanDrive(const std::shared_ptr<NpuRuntime>& runtime) {
   return runtime != nullptr && runtime->AsyncDriver() != nullptr;
+}
+
+size_t SlotBytes(const AscendRdmaOptions& options) {
+  const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const size_t share = options.ring_bytes / kSlotsMin / page * page;
+  return std::min(options.slot_bytes, std::max(share, kSlotBytesMin));
 }
 
 void End(TransferOperation& operation, Result<void> result) {
@@ -92,19 +104,20 @@ Result<void> AscendRdmaTransport::OpenLane(int32_t device_id) {
     runtime_ = std::move(runtime);
   }
   MC_TRY(runtime_->OpenDevice(device_id));
-  const size_t slots = (options_.ring_bytes + options_.slot_bytes - 1) / options_.slot_bytes;
-  auto memory = MC_TRY(bridge::BounceMemory::Create(*runtime_, device_id, slots * options_.slot_bytes, wires_));
+  const size_t slot_bytes = SlotBytes(options_);
+  const size_t slots = (options_.ring_bytes + slot_bytes - 1) / slot_bytes;
+  auto memory = MC_TRY(bridge::BounceMemory::Create(*runtime_, device_id, slots * slot_bytes, wires_));
   auto port = MC_TRY(bridge::NpuCopyPort::Open(*runtime_->AsyncDriver(), device_id, options_.copies_per_direction,
                                                memory->page_locked()));
   bridge::LaneOptions lane = options_.lane;
-  lane.scheduler.slot_bytes = options_.slot_bytes;
-  lane.scheduler.chunk_bytes = options_.chunk_bytes == 0 ? options_.slot_bytes : options_.chunk_bytes;
+  lane.scheduler.slot_bytes = slot_bytes;
+  lane.scheduler.chunk_bytes = options_.chunk_bytes == 0 ? slot_bytes : std::min(options_.chunk_bytes, slot_bytes);
   if (options_.calibrate && options_.chunk_bytes == 0) {
-    const auto rates = MC_TRY(bridge::MeasureCopies(*runtime_, *port, device_id,
-                                                    memory->bytes().first(options_.slot_bytes), lane.copy_patience));
-    lane.scheduler.chunk_bytes = bridge::BestChunk(rates, lane.scheduler.chunk_bytes_min, options_.slot_bytes);
+    const auto rates = MC_TRY(
+        bridge::MeasureCopies(*runtime_, *port, device_id, memory->bytes().first(slot_bytes), lane.copy_patience));
+    lane.scheduler.chunk_bytes = bridge::BestChunk(rates, lane.scheduler.chunk_bytes_min, slot_bytes);
     log::Info("NPU device {}: {} slots of {} B, chunks of {} B; a copy takes {:.1f} us and {:.1f} GB/s", device_id,
-              slots, options_.slot_bytes, lane.scheduler.chunk_bytes,
+              slots, slot_bytes, lane.scheduler.chunk_bytes,
               std::chrono::duration<double, std::micro>(rates.overhead).count(), rates.bytes_per_second / 1e9);
   }
   lane.scheduler.chunk_bytes_min = std::min(lane.scheduler.chunk_bytes_min, lane.scheduler.chunk_bytes);
@@ -242,6 +255,11 @@ void AscendRdmaTransport::UpdateMetrics() {
 const bridge::LaneCounters* AscendRdmaTransport::counters(int32_t device_id) const {
   const bridge::Lane* const lane = LaneOf(device_id);
   return lane == nullptr ? nullptr : &lane->counters();
+}
+
+const bridge::LaneOptions* AscendRdmaTransport::lane_options(int32_t device_id) const {
+  const bridge::Lane* const lane = LaneOf(device_id);
+  return lane == nullptr ? nullptr : &lane->options();
 }
 
 }  // namespace mooncake

@@ -19,7 +19,7 @@ namespace mooncake {
 struct AscendRdmaOptions {
   static constexpr size_t kRingBytesMax = size_t{3} << 30;
   size_t ring_bytes = size_t{64} << 20;  // per device, both directions; rounded up to whole slots
-  size_t slot_bytes = size_t{2} << 20;   // whole pages
+  size_t slot_bytes = size_t{2} << 20;   // whole pages; smaller ones in a small ring, so that it has eight
   size_t copies_per_direction = 2;       // under way at once
   size_t chunk_bytes = 0;                // what large requests are cut into; 0: a slot, unless calibration finds better
   bool calibrate = true;                 // choose the chunk by the speed of the device's copies, if it is 0
@@ -61,6 +61,8 @@ class AscendRdmaTransport final : public Transport {
 
   // Null without one.
   const bridge::LaneCounters* counters(int32_t device_id) const;
+  // In force, with the sizes of slots and chunks that were chosen. Null without a lane.
+  const bridge::LaneOptions* lane_options(int32_t device_id) const;
 
  private:
   using RuntimeSource = std::function<std::shared_ptr<NpuRuntime>()>;  // null: none is in use

@@ -315,6 +315,20 @@ TEST_F(AscendRdmaTransportTest, ADeviceGetsItsLaneWithItsFirstRegion) {
 }
 
 // D11: never an asynchronous copy of memory that is not page-locked.
+// With four, a large write would get two: one that is copied, or one on the wire.
+TEST_F(AscendRdmaTransportTest, ASmallRingHasSmallerSlotsInsteadOfFew) {
+  AscendRdmaOptions options;
+  options.calibrate = false;
+  options.ring_bytes = 8 << 20;
+  const auto small = Open(options, {0});
+  EXPECT_EQ(small->lane_options(0)->scheduler.slot_bytes, size_t{1} << 20);
+  EXPECT_EQ(small->lane_options(0)->scheduler.chunk_bytes, size_t{1} << 20);
+  options.ring_bytes = 2 << 20;
+  EXPECT_EQ(Open(options, {0})->lane_options(0)->scheduler.slot_bytes, size_t{512} << 10);
+  options.ring_bytes = 64 << 20;
+  EXPECT_EQ(Open(options, {0})->lane_options(0)->scheduler.slot_bytes, size_t{2} << 20);
+}
+
 TEST_F(AscendRdmaTransportTest, D11WithoutPageLockingCopiesAreSynchronous) {
   npu_->fail_register = true;
   npu_->register_error = ErrorCode::NOT_IMPLEMENTED;

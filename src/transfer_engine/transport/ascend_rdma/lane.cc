@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <utility>
 
 #include "common/idle_spin.h"
 
@@ -34,18 +35,24 @@ Lane::~Lane() {
 void Lane::Run() {
   (void)pthread_setname_np(pthread_self(), "mc-npu-bridge");
   IdleSpin spin;
+  bool slept = false;  // in this wait, after looking all the time for a while
+  TimePoint idle_since{};
   while (true) {
     const TimePoint now = SteadyClock::Instance().Now();
-    if (core_.Step(now)) continue;
+    if (core_.Step(now)) {
+      if (std::exchange(slept, false)) spin.Slept(kSpin, now - idle_since);
+      continue;
+    }
     if (core_.Done()) return;
     const TimePoint wake = core_.WakeAt(now).value_or(now + kNap);
-    const bool worked = spin.Until(std::min(kSpin, Duration(wake - now)), [this] {
+    // Once per wait, not after each of its naps.
+    const bool worked = !slept && spin.Until(std::min(kSpin, Duration(wake - now)), [this] {
       return core_.HasInput() || (core_.MustPoll() && core_.Step(SteadyClock::Instance().Now()));
     });
     if (worked) continue;
     const TimePoint asleep = SteadyClock::Instance().Now();
+    if (!std::exchange(slept, true)) idle_since = asleep;
     core_.WaitForInput(core_.MustPoll() ? std::min(wake, asleep + kPollPeriod) : wake);
-    spin.Slept(kSpin, SteadyClock::Instance().Now() - asleep);
   }
 }
 

@@ -28,6 +28,7 @@ class Lane {
   // Any of its slots: what a transport has to reach.
   HostRange sample() const { return memory_->bytes().first(1); }
   const LaneCounters& counters() const { return core_.counters(); }
+  const LaneOptions& options() const { return core_.options(); }
 
  private:
   void Run();

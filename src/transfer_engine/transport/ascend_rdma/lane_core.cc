@@ -123,7 +123,16 @@ void LaneCore::Admit(BridgedOperation bridged, TimePoint now) {
 
 // --- the thread's round ---
 
+// Slots change hands within Step only: until this one, those that are in use now have been.
+void LaneCore::CountSlots(TimePoint now) {
+  const size_t used = ring_.size() - ring_.count(SlotState::kFree);
+  const Duration since = now - last_step_.value_or(now);
+  if (used > 0) counters_.slot_ns += used * static_cast<uint64_t>(std::max<int64_t>(since.count(), 0));
+  last_step_ = now;
+}
+
 bool LaneCore::Step(TimePoint now) {
+  CountSlots(now);
   bool progress = TakeInput(now);
   PollCopies(now, progress);
   progress |= Timers(now);
@@ -258,6 +267,8 @@ bool LaneCore::PickOne(Direction direction, TimePoint now) {
     load.pieces.push_back(LoadPiece{piece, PieceState::kWaiting, 0});
     ++operations_.at(piece.work).in_flight;
   }
+  const size_t used = ring_.size() - ring_.count(SlotState::kFree);
+  if (used > counters_.slots_max) counters_.slots_max = used;
   ++counters_.loads;
   counters_.pieces += load.pieces.size();
   if (write) {

@@ -40,6 +40,8 @@ struct LaneCounters {
   std::atomic<uint64_t> wire_retries = 0;
   std::atomic<uint64_t> copy_failures = 0;
   std::atomic<uint64_t> quarantines = 0;
+  std::atomic<uint64_t> slot_ns = 0;    // time in use, of all slots together
+  std::atomic<uint64_t> slots_max = 0;  // in use at once
 };
 
 // An operation and the host transport that carries its bytes to and from the slots.
@@ -76,6 +78,7 @@ class LaneCore {
   bool Done() const { return stopping_ && operations_.empty() && loads_.empty() && !HasInput(); }
 
   const LaneCounters& counters() const { return counters_; }
+  const LaneOptions& options() const { return options_; }
 
  private:
   struct WireEnd {
@@ -131,6 +134,7 @@ class LaneCore {
     bool aborted = false;
   };
 
+  void CountSlots(TimePoint now);
   bool TakeInput(TimePoint now);
   void Admit(BridgedOperation bridged, TimePoint now);
   void PollCopies(TimePoint now, bool& progress);
@@ -182,6 +186,7 @@ class LaneCore {
   std::array<size_t, kDirections> wire_loads_{};
   std::array<size_t, kDirections> bulk_wire_loads_{};
   bool read_first_ = true;
+  std::optional<TimePoint> last_step_;
   bool stopping_ = false;
   std::optional<Status> offline_;
   std::vector<std::pair<TransferOperation, Result<void>>> finished_;  // of this Step; told at its end

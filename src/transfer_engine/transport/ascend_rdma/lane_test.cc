@@ -395,6 +395,21 @@ TEST_F(LaneTest, ASmallReadPassesABulkWriteAndABulkRead) {
   EXPECT_EQ(small.code(), ErrorCode::OK);
 }
 
+TEST_F(LaneTest, CountersTellHowManySlotsAreInUseAndForHowLong) {
+  lane_.Start(kWrite, 2 * kSlot);
+  lane_.Step();
+  EXPECT_EQ(lane_.core->counters().slots_max, 2u);
+  EXPECT_EQ(lane_.core->counters().slot_ns, 0u);
+  lane_.now += milliseconds(3);
+  lane_.Step();
+  EXPECT_EQ(lane_.core->counters().slot_ns, 6'000'000u);
+  lane_.Drain();
+  lane_.now += milliseconds(3);
+  lane_.Step();
+  EXPECT_EQ(lane_.core->counters().slot_ns, 6'000'000u);
+  EXPECT_EQ(lane_.core->counters().slots_max, 4u);  // the next two were copied before the wire took the first
+}
+
 TEST_F(LaneTest, AWireThatEndsWithinSubmitIsAsGood) {
   lane_.wire.at_once = [](const TransferOperation&) { return Result<void>{}; };
   for (int i = 0; i < 30; ++i) lane_.Start(i % 2 == 0 ? kWrite : kRead, static_cast<size_t>(i) * 9973);
