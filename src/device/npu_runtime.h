@@ -11,6 +11,7 @@
 #include "common/status.h"
 #include "device/memory_range.h"
 #include "device/memory_type.h"
+#include "device/npu_ipc.h"
 
 namespace mooncake {
 
@@ -59,6 +60,10 @@ class NpuRuntime {
   // copy may use the memory then. INVALID_PARAMS unless it begins and ends on a page; NOT_IMPLEMENTED when the runtime
   // has no such function (copies then are staged or synchronous, and correct).
   virtual Result<std::shared_ptr<void>> RegisterHost(int32_t device_id, std::span<std::byte> memory);
+
+  // For sharing device memory with other processes of this host; lives as long as the runtime. NOT_IMPLEMENTED, naming
+  // the function that is missing, where the runtime cannot.
+  virtual Result<NpuIpc*> Ipc();
 
   // True once a call has shown that the device is gone for good (507010 and its like): nothing on it can be used.
   virtual bool DeviceLost(int32_t device_id) const { return device_id < 0; }
