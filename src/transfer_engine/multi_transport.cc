@@ -18,7 +18,7 @@ const char* OpcodeName(TransferOpcode opcode) {
 
 // The others are recognised by identities, and no target lists them.
 bool IsListed(std::string_view transport) {
-  return transport != "local" && transport != "shm";
+  return transport != "local" && transport != "shm" && transport != "ascend";
 }
 
 bool Offers(const SegmentDescriptor& segment, std::string_view transport) {
@@ -192,6 +192,7 @@ std::string MultiTransport::WhyNot(const Transport& transport, const TransferJob
   const std::string_view name = transport.name();
   const SegmentDescriptor& target = *job.segment;
   if (!Offers(target, name)) return "the target does not offer it";
+  if (std::string reason = transport.WhyNot(job.local, target, *job.region); !reason.empty()) return reason;
   if (name == "local" && target.generation != parts_.generation) return "the target is another process";
   if (name == "shm" && job.region->shm_id == 0) return "the region is not shared memory";
   if (name == "shm") return "the target is on another host";

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "common/clock.h"
@@ -46,12 +47,18 @@ enum class Caller : uint8_t {
 class Transport {
  public:
   virtual ~Transport() = default;
-  // "tcp", "rdma", "shm", "local": what descriptors, errors and metrics call it.
+  // "tcp", "rdma", "shm", "ascend", "local": what descriptors, errors and metrics call it.
   virtual const char* name() const = 0;
 
   // Whether it can carry an operation between these; decides by kind of memory, host, devices, keys; asks nobody.
   virtual bool Reaches(const MemoryRange& local, const SegmentDescriptor& target,
                        const SegmentRegion& region) const = 0;
+
+  // Why it cannot, for the caller of a request that nothing carries; "": nothing to add.
+  virtual std::string WhyNot(const MemoryRange& local, const SegmentDescriptor& target,
+                             const SegmentRegion& region) const {
+    return static_cast<void>(local), static_cast<void>(target), static_cast<void>(region), std::string();
+  }
 
   // Makes a reserved region usable and fills in its part of `region.published`. What cannot be used by this transport
   // at all (NPU memory on a wire that only knows host memory) is success and changes nothing.

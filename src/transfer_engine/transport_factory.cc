@@ -5,6 +5,10 @@
 #include <string_view>
 
 #include "common/log.h"
+#include "device/npu_runtime.h"
+#ifdef MC_HAS_ASCEND_DIRECT
+#include "transfer_engine/transport/ascend/ascend_direct_transport.h"
+#endif
 #include "transfer_engine/transport/local/local_transport.h"
 #include "transfer_engine/transport/rdma/rdma_transport.h"
 #include "transfer_engine/transport/shm/shm_transport.h"
@@ -52,6 +56,9 @@ Result<std::vector<TransportPtr>> OpenTransports(const TransportContext& context
     MC_TRY(Append<LocalTransport>(context, transports));
     MC_TRY(Append<ShmTransport>(context, transports));
   }
+#ifdef MC_HAS_ASCEND_DIRECT
+  if (UsedNpuRuntime() != nullptr) MC_TRY(Append<AscendDirectTransport>(context, transports));
+#endif
   bool has_tcp = false;
   bool wants_tcp = false;
   for (const std::string& protocol : options.protocols) {

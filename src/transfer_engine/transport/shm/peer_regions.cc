@@ -15,7 +15,7 @@ PeerRegions::~PeerRegions() = default;
 
 std::shared_ptr<MappedRegion> PeerRegions::FindOrAwait(TransferOperation& operation) {
   const SegmentDescriptor& target = *operation.target;
-  const uint64_t id = operation.region.shm_id;
+  const uint64_t id = operation.region.*options_.id;
   std::optional<Status> refused;
   {
     std::lock_guard lock(mutex_);
@@ -24,7 +24,7 @@ std::shared_ptr<MappedRegion> PeerRegions::FindOrAwait(TransferOperation& operat
       peer = std::make_unique<Peer>();
       peer->generation = target.generation;
       peer->name = target.name;
-      peer->socket_name = target.shm_socket;
+      peer->socket_name = target.*options_.socket;
     }
     if (const auto found = peer->regions.find(id); found != peer->regions.end()) return found->second;
     if (stopped_) {
@@ -151,6 +151,7 @@ Result<void> PeerRegions::Ask(Peer& peer) {
     Message question;
     question.kind = Kind::kMap;
     question.id = peer.to_ask.front();
+    question.offset = asker_.load(std::memory_order_relaxed);
     const Socket::Sent sent = peer.socket->Send(question);
     if (sent == Socket::Sent::kBroken) {
       return Error(ErrorCode::TRANSFER_FAIL, "process {} ('{}') is gone", peer.socket->peer().pid, peer.name);
@@ -214,7 +215,8 @@ Result<void> PeerRegions::Handle(Peer& peer, const Message& message, Fd fd) {
       return Error(ErrorCode::TRANSFER_FAIL, "process '{}' answered what was not asked", peer.name);
     }
   }
-  if (static_cast<bool>(fd) != (message.kind == Kind::kMapped)) {
+  const bool brings_file = message.kind == Kind::kMapped && !callbacks_.importer;
+  if (static_cast<bool>(fd) != brings_file) {
     return Error(ErrorCode::TRANSFER_FAIL, "process '{}' sent {} file", peer.name, fd ? "an unexpected" : "no");
   }
   switch (message.kind) {
@@ -250,6 +252,17 @@ Result<void> PeerRegions::Handle(Peer& peer, const Message& message, Fd fd) {
 }
 
 Result<std::shared_ptr<MappedRegion>> PeerRegions::Map(Peer& peer, const Message& message, const Fd& fd) {
+  if (callbacks_.importer) {
+    std::optional<Wanted> wanted;
+    {
+      std::lock_guard lock(mutex_);
+      if (const auto& waiting = peer.waiting.at(message.id); !waiting.empty()) {
+        wanted = Wanted{waiting.front().region, waiting.front().local};
+      }
+    }
+    if (!wanted) return nullptr;  // canceled meanwhile; it is asked for again when it is needed
+    return callbacks_.importer(peer.socket, *wanted, message);
+  }
   const auto id = MC_TRY(FileIdOf(fd));
   std::shared_ptr<MappedFile> file = peer.files[id].lock();
   if (file == nullptr) {
@@ -262,7 +275,8 @@ Result<std::shared_ptr<MappedRegion>> PeerRegions::Map(Peer& peer, const Message
                  message.length, message.offset, file->bytes());
   }
   MappedFile::Populate(file, message.offset, message.length, workers_);
-  return std::make_shared<MappedRegion>(peer.socket, std::move(file), message);
+  const HostRange memory(file->base() + message.offset, message.length);
+  return std::make_shared<MappedRegion>(peer.socket, std::move(file), memory, message.address);
 }
 
 void PeerRegions::OnMapped(Peer& peer, const Message& message, const Fd& fd) {
@@ -271,8 +285,14 @@ void PeerRegions::OnMapped(Peer& peer, const Message& message, const Fd& fd) {
   {
     std::lock_guard lock(mutex_);
     operations = std::move(peer.waiting.extract(message.id).mapped());
+    if (region && *region == nullptr && !operations.empty()) {
+      // They came after a look at those that wait: once more for them.
+      peer.waiting[message.id] = std::move(operations);
+      peer.to_ask.push_back(message.id);
+      return;
+    }
     waiting_count_ -= operations.size();
-    if (region) peer.regions[message.id] = *region;
+    if (region && *region != nullptr) peer.regions[message.id] = *region;
   }
   std::vector<PieceCopy> copies;
   for (TransferOperation& operation : operations) {

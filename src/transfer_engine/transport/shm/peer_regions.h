@@ -1,6 +1,7 @@
 // The asker's side: connections to other processes of this host, and what they have handed out.
 #pragma once
 
+#include <atomic>
 #include <deque>
 #include <functional>
 #include <map>
@@ -24,11 +25,23 @@ class PeerRegions {
     bool any_user = false;
     size_t max_asked = 16;         // questions to one peer without an answer
     size_t max_waiting = 1 << 20;  // operations in all
+    // Where descriptors say what is handed out, and by whom.
+    uint64_t SegmentRegion::* id = &SegmentRegion::shm_id;
+    std::string SegmentDescriptor::* socket = &SegmentDescriptor::shm_socket;
   };
+  // What makes a region usable that comes without a file. For one of the operations that wait for it; on the loop's
+  // thread, without locks held.
+  struct Wanted {
+    SegmentRegion region;
+    MemoryRange local;
+  };
+  using Importer = std::function<Result<std::shared_ptr<MappedRegion>>(const std::shared_ptr<Socket>& owner,
+                                                                       const Wanted& wanted, const Message& mapped)>;
   // Both on the loop's thread, without locks held.
   struct Callbacks {
     std::function<void(std::vector<PieceCopy>)> ready;
     std::function<void()> unusable;  // some regions are: RemoteMemory::Usable
+    Importer importer = {};          // none: regions are files
   };
 
   PeerRegions(EventLoop& loop, Executor& workers, Options options, Callbacks callbacks);
@@ -39,6 +52,8 @@ class PeerRegions {
   // The copy that an operation means, or nothing: then it has ended with the error.
   static void Resolve(TransferOperation operation, const std::shared_ptr<MappedRegion>& region,
                       std::vector<PieceCopy>& copies);
+  // Goes along with each question from here on.
+  void SetAsker(uint64_t asker) { asker_.store(asker, std::memory_order_relaxed); }
   void Cancel(BatchId tag);
   // On the loop's thread, as its `before_wait`.
   TimePoint Tick();
@@ -84,6 +99,7 @@ class PeerRegions {
   const Options options_;
   const Callbacks callbacks_;
   std::mutex mutex_;  // what is sent under it never blocks
+  std::atomic<uint64_t> asker_{0};
   bool stopped_ = false;
   size_t waiting_count_ = 0;
   std::unordered_map<Uuid, std::unique_ptr<Peer>> peers_;  // taken out on the loop's thread only

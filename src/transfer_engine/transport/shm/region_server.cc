@@ -68,8 +68,15 @@ Result<void> RegionServer::Add(Region& region) {
   return {};
 }
 
-void RegionServer::Remove(const Region& region) {
-  const uint64_t id = region.published.shm_id;
+uint64_t RegionServer::Offer(uint64_t address, uint64_t length, uint64_t offset, Grant grant) {
+  auto shared = std::make_shared<const Grant>(std::move(grant));
+  std::lock_guard lock(mutex_);
+  const uint64_t id = next_id_++;
+  exports_.emplace(id, Export{nullptr, address, length, offset, std::move(shared)});
+  return id;
+}
+
+void RegionServer::Remove(uint64_t id) {
   std::unique_lock lock(mutex_);
   if (id == 0 || exports_.erase(id) == 0) return;
   std::vector<int> holders;
@@ -150,7 +157,7 @@ void RegionServer::OnReady(int fd) {
     Socket::Received received = Socket::Received::kNothing;
     if (keep && session.outbox.empty()) {
       received = session.socket->Receive(message, brought);
-      if (received == Socket::Received::kMessage) keep = !brought && Handle(session, message);
+      if (received == Socket::Received::kMessage) keep = !brought && Handle(lock, session, message);
     }
     if (keep && received == Socket::Received::kNothing) return;
     if (keep && received == Socket::Received::kMessage) continue;
@@ -159,7 +166,7 @@ void RegionServer::OnReady(int fd) {
   }
 }
 
-bool RegionServer::Handle(Session& session, const Message& message) {
+bool RegionServer::Handle(std::unique_lock<std::mutex>& lock, Session& session, const Message& message) {
   Message answer;
   answer.id = message.id;
   if (message.kind == Kind::kHello) {
@@ -177,8 +184,24 @@ bool RegionServer::Handle(Session& session, const Message& message) {
     if (found != revocations_.end() && found->second.erase(session.socket->fd()) != 0) acknowledged_.notify_all();
     return true;
   }
-  if (message.kind != Kind::kMap) return false;
-  const auto found = exports_.find(message.id);
+  return message.kind == Kind::kMap && HandOut(lock, session, message);
+}
+
+// Sessions end on this thread only, regions on any.
+bool RegionServer::HandOut(std::unique_lock<std::mutex>& lock, Session& session, const Message& message) {
+  Message answer;
+  answer.id = message.id;
+  auto found = exports_.find(message.id);
+  if (found != exports_.end() && found->second.grant != nullptr) {
+    const std::shared_ptr<const Grant> grant = found->second.grant;
+    lock.unlock();
+    const Result<void> granted = (*grant)(message.offset);
+    lock.lock();
+    found = granted ? exports_.find(message.id) : exports_.end();
+    if (!granted) {
+      log::Warn("process {} does not get NPU memory: {}", session.socket->peer().pid, granted.error().ToString());
+    }
+  }
   if (found == exports_.end()) {
     answer.kind = Kind::kUnknown;
     return Post(session, {answer, nullptr});

@@ -1,8 +1,9 @@
-// The owner's side: hands out the memfds of registered regions, and gets them back.
+// The owner's side: hands out registered regions, as memfds or otherwise, and gets them back.
 #pragma once
 
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -33,10 +34,14 @@ class RegionServer {
   // Seals the memfd against shrinking and fills in shm_id and shm_offset. A memfd that cannot be sealed is not shared,
   // with a warning. INVALID_PARAMS when the region is not inside the file.
   Result<void> Add(Region& region);
+  // Offers memory that comes without a file, and returns its id. Before a peer is told where it is, `grant` is asked:
+  // on the loop's thread, without locks held, with what the peer sent along. `offset` is what the peer is told.
+  using Grant = std::function<Result<void>(uint64_t asker)>;
+  uint64_t Offer(uint64_t address, uint64_t length, uint64_t offset, Grant grant);
   // Returns when no peer uses the region: each has said so, has closed its connection or was disconnected because it
   // did not answer in time. The last is a warning with the peer's pid and is counted. A process that is stopped inside
   // a copy and goes on later cannot be kept from finishing that piece by anybody.
-  void Remove(const Region& region);
+  void Remove(uint64_t id);
   // The same for all that the process of this generation was given so far; it may ask again.
   void Fence(const Uuid& node);
 
@@ -50,6 +55,7 @@ class RegionServer {
     uint64_t address = 0;
     uint64_t length = 0;
     uint64_t offset = 0;
+    std::shared_ptr<const Grant> grant = {};  // null: to everybody
   };
   struct Outgoing {
     Message message;
@@ -68,7 +74,8 @@ class RegionServer {
   void OnConnection();
   void OnReady(int fd);
   // False: the connection is to be closed. With the lock.
-  bool Handle(Session& session, const Message& message);
+  bool Handle(std::unique_lock<std::mutex>& lock, Session& session, const Message& message);
+  bool HandOut(std::unique_lock<std::mutex>& lock, Session& session, const Message& message);
   bool Post(Session& session, Outgoing outgoing);
   bool Flush(Session& session);
   void Close(int fd);

@@ -19,8 +19,8 @@ namespace mooncake::shm {
 enum class Kind : uint16_t {
   kHello = 1,  // asker, first: `sender`, and `expected` is whom it wants
   kStale,      // owner: I am not the one, but `sender`
-  kMap,        // asker: give me region `id`
-  kMapped,     // owner: region `id` is [address, +length), `offset` bytes into the file that comes along
+  kMap,        // asker: give me region `id`; of NPU memory: to the process that its driver knows as `offset`
+  kMapped,     // owner: region `id` is [address, +length), `offset` bytes into the file that comes along, or the export
   kUnknown,    // owner: there is no region `id`
   kRevoke,     // owner: stop using region `id`; answer with `revocation` when nothing uses it any more
   kRevokeAll,  // owner: the same for every region handed out so far
