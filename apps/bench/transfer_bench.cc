@@ -184,7 +184,7 @@ class TransferBench {
     if (one.protocol == "tcp" && one.bytes > kMiB) {
       const double stream = MC_TRY(PlainStreamGbps(side, one));
       figures_.Record(fmt::format("transfer.stream_{}_gbps", one.SizeName()), stream, "GB/s");
-      figures_.Record(name + "_vs_stream", measured.gbps / stream, "ratio", "plain TCP stream, same memory");
+      figures_.Record(name + "_vs_stream", measured.gbps / stream, "ratio", "plain TCP stream");
     }
     RecordFixed(one, measured, yardstick);
     return {};

@@ -17,8 +17,9 @@ namespace mooncake::python {
 
 namespace py = pybind11;
 
-// Every method may be called from any Python thread at any time; blocking work is done without the GIL, and Ctrl-C ends
-// a call that waits. Before initialize() and in a child made by fork() calls fail. Reasons of failures are logged.
+// Every method may be called from any Python thread at any time; blocking work is done without the GIL. Ctrl-C ends a
+// call that waits for a transfer; one that looks for its target or only notifies ends with its answer, or when that is
+// given up. Before initialize() and in a child made by fork() calls fail. Reasons of failures are logged.
 class Engine {
  public:
   Engine();

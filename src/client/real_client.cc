@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "client/tiers_report.h"
+#include "common/exhaustion.h"
 #include "common/log.h"
 #include "common/version.h"
 #include "protocol/methods.h"
@@ -20,13 +21,15 @@ constexpr size_t kExecutorQueue = 4096;
 }  // namespace
 
 Result<std::unique_ptr<RealClient>> RealClient::Open(RealClientOptions options) {
-  OpenedTiers tiers = MC_TRY(OpenTiers(options.tiers));
-  std::unique_ptr<RealClient> client(new RealClient(std::move(options), std::move(tiers)));
-  if (auto started = client->Start(); !started) {
-    client->Close();
-    return std::unexpected(started.error());
-  }
-  return client;
+  return CatchExhaustion([&]() -> Result<std::unique_ptr<RealClient>> {
+    OpenedTiers tiers = MC_TRY(OpenTiers(options.tiers));
+    std::unique_ptr<RealClient> client(new RealClient(std::move(options), std::move(tiers)));
+    if (auto started = client->Start(); !started) {
+      client->Close();
+      return std::unexpected(started.error());
+    }
+    return client;
+  });
 }
 
 RealClient::RealClient(RealClientOptions options, OpenedTiers tiers)

@@ -11,6 +11,13 @@ std::optional<std::string> Get(const Variable& variable) {
   return std::string(value);
 }
 
+Result<bool> GetFlag(const Variable& variable) {
+  const std::string value = Get(variable).value_or("");
+  if (value == "1" || value == "true" || value == "on") return true;
+  if (value.empty() || value == "0" || value == "false" || value == "off") return false;
+  return Error(ErrorCode::INVALID_PARAMS, "{}='{}': 1 or 0 expected", variable.name, value);
+}
+
 std::span<const Variable* const> All() {
   static constexpr const Variable* kAll[] = {
       &kTieredConfigSeedSpelling,

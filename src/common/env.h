@@ -5,6 +5,8 @@
 #include <span>
 #include <string>
 
+#include "common/status.h"
+
 namespace mooncake::env {
 
 struct Variable {
@@ -85,6 +87,9 @@ inline constexpr Variable kSliceTimeout{
 
 // Value of a variable, nullopt when unset. Call at start-up only: the environment is not guarded against setenv.
 std::optional<std::string> Get(const Variable& variable);
+
+// A variable that is 1 or 0 (true, on, false, off); false when unset or empty. INVALID_PARAMS for anything else.
+Result<bool> GetFlag(const Variable& variable);
 
 // All of the above, for --help and the configuration reference.
 std::span<const Variable* const> All();

@@ -9,9 +9,14 @@ namespace mooncake {
 
 Executor::Executor(std::string name, size_t threads, size_t queue_limit) : queue_limit_(queue_limit) {
   threads_.reserve(threads);
-  for (size_t i = 0; i < threads; ++i) {
-    threads_.emplace_back([this] { Run(); });
-    pthread_setname_np(threads_.back().native_handle(), name.substr(0, 15).c_str());
+  try {
+    for (size_t i = 0; i < threads; ++i) {
+      threads_.emplace_back([this] { Run(); });
+      pthread_setname_np(threads_.back().native_handle(), name.substr(0, 15).c_str());
+    }
+  } catch (...) {
+    Stop();  // those there are
+    throw;
   }
 }
 

@@ -7,18 +7,37 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <limits>
 #include <thread>
+
+#include "common/check.h"
+#include "common/executor.h"
 
 namespace mooncake {
 
 struct HttpServer::Impl {
   httplib::Server server;
-  socket_t listening = INVALID_SOCKET;  // the library keeps it; only its queue is changed here
+  socket_t listening = INVALID_SOCKET;          // the library keeps it; only its queue is changed here
+  std::unique_ptr<httplib::TaskQueue> workers;  // until the library takes them
   std::atomic<bool> ended{false};
   std::thread thread;
 };
 
 namespace {
+
+// The library starts threads of its own on the listening thread, where nobody learns that there are none to be had.
+class Workers : public httplib::TaskQueue {
+ public:
+  explicit Workers(size_t threads) : executor_("http", threads, std::numeric_limits<size_t>::max()) {}
+  void enqueue(std::function<void()> task) override {
+    std::move_only_function<void()> connection = std::move(task);
+    MC_CHECK(executor_.TrySubmit(connection), "the library hands over connections after its end");
+  }
+  void shutdown() override { executor_.Stop(); }
+
+ private:
+  Executor executor_;
+};
 
 // The library's default allows several processes on one port, which would hide a clash.
 void ReuseAddressOnly(socket_t socket) {
@@ -84,7 +103,8 @@ Result<std::unique_ptr<HttpServer>> HttpServer::Open(Options options) {
   auto impl = std::make_unique<Impl>();
   // A connection holds a thread until its request is there. Silent ones must not keep a health check waiting: several
   // threads, one second for the next bytes of a request, one request a connection.
-  impl->server.new_task_queue = [] { return new httplib::ThreadPool(kThreads); };
+  impl->workers = std::make_unique<Workers>(kThreads);
+  impl->server.new_task_queue = [raw = impl.get()] { return raw->workers.release(); };
   impl->server.set_read_timeout(1);
   impl->server.set_write_timeout(2);
   impl->server.set_keep_alive_max_count(1);
@@ -111,7 +131,8 @@ Result<std::unique_ptr<HttpServer>> HttpServer::Open(Options options) {
     }
   }
   if (!bound) {
-    return Error(ErrorCode::INVALID_PARAMS, "cannot serve HTTP on {}: {}", address.ToString(), std::strerror(errno));
+    const char* why = impl->listening == INVALID_SOCKET ? "the host does not resolve" : std::strerror(errno);
+    return Error(ErrorCode::INVALID_PARAMS, "cannot serve HTTP on {}: {}", address.ToString(), why);
   }
   // The library's queue of five makes a burst of connections wait until TCP asks again, a second later.
   if (::listen(impl->listening, kBacklog) != 0) {

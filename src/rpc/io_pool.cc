@@ -75,22 +75,26 @@ void IoThread::Unregister(Abortable* object) {
 struct IoPoolState {
   std::vector<std::shared_ptr<IoThread>> threads;
   std::atomic<size_t> next{0};
+
+  ~IoPoolState() {
+    for (const auto& thread : threads) thread->BeginStop();
+    for (const auto& thread : threads) thread->Join();
+  }
 };
 
 }  // namespace internal
 
 IoPool::IoPool(size_t threads) : state_(std::make_unique<internal::IoPoolState>()) {
   for (size_t i = 0; i < std::max<size_t>(threads, 1); ++i) {
-    state_->threads.push_back(std::make_shared<internal::IoThread>());
-    state_->threads.back()->Start();
+    auto thread = std::make_shared<internal::IoThread>();
+    thread->Start();  // throws where no thread is to be had; those there are end with the state
+    state_->threads.push_back(std::move(thread));
   }
 }
 
 IoPool::~IoPool() {
   MC_CHECK(!internal::IoThread::CurrentIsAny(), "an I/O pool of {} threads cannot be destroyed from an I/O thread",
            state_->threads.size());
-  for (const auto& thread : state_->threads) thread->BeginStop();
-  for (const auto& thread : state_->threads) thread->Join();
 }
 
 size_t IoPool::threads() const {

@@ -1,6 +1,7 @@
 // Opening and closing an engine, and the calls that concern several of its parts.
 #include "transfer_engine/engine_core.h"
 
+#include "common/exhaustion.h"
 #include "common/log.h"
 #include "protocol/methods.h"
 #include "transfer_engine/transport_factory.h"
@@ -22,9 +23,11 @@ EngineParts EngineParts::Real() {
 
 Result<std::unique_ptr<EngineCore>> EngineCore::Open(TransferEngineOptions options,
                                                      std::optional<TransferEngine::Host> host, EngineParts parts) {
-  std::unique_ptr<EngineCore> core(new EngineCore(std::move(options)));
-  MC_TRY(core->Start(std::move(host), std::move(parts)));
-  return core;
+  return CatchExhaustion([&]() -> Result<std::unique_ptr<EngineCore>> {
+    std::unique_ptr<EngineCore> core(new EngineCore(std::move(options)));
+    MC_TRY(core->Start(std::move(host), std::move(parts)));
+    return core;
+  });
 }
 
 Result<void> EngineCore::OpenServer(std::optional<TransferEngine::Host> host, ControlAddress& address) {
@@ -48,7 +51,7 @@ Result<void> EngineCore::OpenServer(std::optional<TransferEngine::Host> host, Co
   base_.generation = self.node;
   base_.name =
       options_.metadata == kP2p || options_.local_name.empty() ? base_.control.ToString() : options_.local_name;
-  links_ = std::make_unique<PeerLinks>(*io_, self);
+  links_ = std::make_unique<PeerLinks>(*io_, self, std::string(), kConnectTimeout);
   return {};
 }
 

@@ -20,19 +20,6 @@ std::unexpected<Status> Wrong(const env::Variable& variable, std::string_view va
   return Error(ErrorCode::INVALID_PARAMS, "{}='{}': {} expected", variable.name, value, expected);
 }
 
-Result<void> ReadFlag(const env::Variable& variable, bool& flag) {
-  const auto value = env::Get(variable);
-  if (!value) return {};
-  if (*value == "1" || *value == "true" || *value == "on") {
-    flag = true;
-  } else if (value->empty() || *value == "0" || *value == "false" || *value == "off") {
-    flag = false;
-  } else {
-    return Wrong(variable, *value, "1 or 0");
-  }
-  return {};
-}
-
 Result<std::optional<int64_t>> ReadNumber(const env::Variable& variable, int64_t min, int64_t max) {
   const auto value = env::Get(variable);
   if (!value) return std::nullopt;
@@ -90,9 +77,9 @@ void ReadFilter(std::vector<std::string>& filter) {
 
 Result<TransferEngineOptions> TransferEngineOptionsFromEnvironment() {
   TransferEngineOptions options;
-  MC_TRY(ReadFlag(env::kForceTcp, options.force_tcp));
-  MC_TRY(ReadFlag(env::kStrictProtocol, options.strict_protocol));
-  MC_TRY(ReadFlag(env::kLegacyRpcPortBinding, options.legacy_port_binding));
+  options.force_tcp = MC_TRY(env::GetFlag(env::kForceTcp));
+  options.strict_protocol = MC_TRY(env::GetFlag(env::kStrictProtocol));
+  options.legacy_port_binding = MC_TRY(env::GetFlag(env::kLegacyRpcPortBinding));
   MC_TRY(ReadTimeout(options.default_timeout));
   MC_TRY(ReadSpin(options.spin));
   MC_TRY(ReadTopology(options.custom_topology));

@@ -12,22 +12,24 @@ Result<std::shared_ptr<rpc::RpcClient>> PeerLinks::To(const Endpoint& peer, cons
   Link& link = links_[peer.ToString() + (generation.IsNil() ? "" : "#")];
   if (link.connection == nullptr || link.generation != generation) {
     outdated = std::move(link.connection);
-    rpc::ClientOptions options;
-    options.peer = peer;
-    options.self = self_;
-    options.expected_role = role_;
+    rpc::ClientOptions options = OptionsFor(peer);
     options.expected_node = generation;
     link = {generation, rpc::RpcClient::Create(io_, std::move(options))};
   }
   return link.connection;
 }
 
-Result<std::shared_ptr<rpc::RpcClient>> PeerLinks::Fresh(const Endpoint& peer) {
+rpc::ClientOptions PeerLinks::OptionsFor(const Endpoint& peer) const {
   rpc::ClientOptions options;
   options.peer = peer;
   options.self = self_;
   options.expected_role = role_;
-  std::shared_ptr<rpc::RpcClient> fresh = rpc::RpcClient::Create(io_, std::move(options));
+  if (connect_timeout_) options.connect_timeout = *connect_timeout_;
+  return options;
+}
+
+Result<std::shared_ptr<rpc::RpcClient>> PeerLinks::Fresh(const Endpoint& peer) {
+  std::shared_ptr<rpc::RpcClient> fresh = rpc::RpcClient::Create(io_, OptionsFor(peer));
   std::lock_guard lock(mutex_);
   if (closed_) return Error(ErrorCode::SHUTTING_DOWN, "connections to peers are closed");
   fresh_.insert(fresh);

@@ -15,9 +15,9 @@ namespace mooncake {
 // Any thread. Outlives the completions of its calls.
 class PeerLinks {
  public:
-  // `role`: what the other side has to be; "": anything.
-  PeerLinks(rpc::IoPool& io, rpc::Identity self, std::string role = {})
-      : io_(io), self_(std::move(self)), role_(std::move(role)) {}
+  // `role`: what the other side has to be; "": anything. `connect_timeout`: of one attempt; empty: RpcClient's.
+  PeerLinks(rpc::IoPool& io, rpc::Identity self, std::string role = {}, std::optional<Duration> connect_timeout = {})
+      : io_(io), self_(std::move(self)), role_(std::move(role)), connect_timeout_(connect_timeout) {}
   ~PeerLinks() { Close(); }
 
   // The connection to the process of this generation at this endpoint; nil: whoever answers there. It may not be up
@@ -36,12 +36,14 @@ class PeerLinks {
     Uuid generation;
     std::shared_ptr<rpc::RpcClient> connection;
   };
+  rpc::ClientOptions OptionsFor(const Endpoint& peer) const;
   Result<std::shared_ptr<rpc::RpcClient>> Fresh(const Endpoint& peer);
   void Forget(const std::shared_ptr<rpc::RpcClient>& fresh);
 
   rpc::IoPool& io_;
   const rpc::Identity self_;
   const std::string role_;
+  const std::optional<Duration> connect_timeout_;
   std::mutex mutex_;
   bool closed_ = false;
   std::unordered_map<std::string, Link> links_;  // by endpoint, apart for any and for a certain generation

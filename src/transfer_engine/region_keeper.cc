@@ -1,6 +1,9 @@
 // Registration, and the way back from each of its steps.
 #include "transfer_engine/region_keeper.h"
 
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include "common/check.h"
 #include "common/log.h"
 #include "transfer_engine/topology.h"
@@ -15,6 +18,18 @@ uint64_t AddressOf(const void* pointer) {
   return reinterpret_cast<uintptr_t>(pointer);
 }
 
+// Peers may read and write all of it: a hole would end this process, and not the call with the wrong length.
+Result<void> CheckMapped(const Region& region) {
+  if (region.IsNpu() || region.options.shared) return {};
+  const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  const uint64_t first = region.address / page * page;
+  void* const start = reinterpret_cast<void*>(first);  // NOLINT(performance-no-int-to-ptr)
+  // Writes nothing, and looks at mappings, not at pages.
+  if (msync(start, region.address + region.length - first, MS_ASYNC) == 0) return {};
+  return Error(ErrorCode::INVALID_PARAMS, "[{:#x}, +{}) is not memory of this process, not all of it is mapped",
+               region.address, region.length);
+}
+
 }  // namespace
 
 Result<void> RegionKeeper::PublishIf(bool changed) {
@@ -27,6 +42,7 @@ void RegionKeeper::Withdraw(const Region& region) {
 }
 
 Result<void> RegionKeeper::Install(Region& region) {
+  MC_TRY(CheckMapped(region));
   const auto& transports = transports_.transports();
   for (size_t i = 0; i < transports.size(); ++i) {
     const Result<void> registered = transports[i]->RegisterRegion(region);

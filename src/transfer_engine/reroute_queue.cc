@@ -3,6 +3,9 @@
 
 #include <pthread.h>
 
+#include "common/exhaustion.h"
+#include "common/log.h"
+
 namespace mooncake {
 namespace {
 
@@ -12,6 +15,20 @@ bool Changed(const SegmentDescriptor& before, const SegmentDescriptor& now) {
 
 }  // namespace
 
+bool RerouteQueue::StartThread() {
+  if (thread_.joinable()) return true;
+  const auto started = CatchExhaustion([this]() -> Result<void> {
+    thread_ = std::thread([this] { Run(); });
+    return {};
+  });
+  if (!started) {
+    log::Warn("no thread that waits for new descriptors: {}", started.error().message());
+    return false;
+  }
+  pthread_setname_np(thread_.native_handle(), "te_reroute");
+  return true;
+}
+
 bool RerouteQueue::Add(TransferJobPtr& job, const Status& why, Duration patience) {
   auto waiting = std::make_shared<Waiting>();
   waiting->why = why;
@@ -19,13 +36,9 @@ bool RerouteQueue::Add(TransferJobPtr& job, const Status& why, Duration patience
   const SegmentId target = job->target;
   {
     std::lock_guard lock(mutex_);
-    if (stopping_) return false;
+    if (stopping_ || !StartThread()) return false;
     waiting->job = std::move(job);
     waiting_.push_back(waiting);
-    if (!thread_.joinable()) {
-      thread_ = std::thread([this] { Run(); });
-      pthread_setname_np(thread_.native_handle(), "te_reroute");
-    }
     look_ = true;
     wake_.notify_one();
   }

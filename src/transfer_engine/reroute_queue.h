@@ -28,8 +28,9 @@ class RerouteQueue {
   RerouteQueue(const RerouteQueue&) = delete;
   RerouteQueue& operator=(const RerouteQueue&) = delete;
 
-  // `why`: what the transport said; also what comes out when the target has not changed. False once stopped: the job
-  // then still is the caller's. `patience`: how long at most, within the job's deadline.
+  // `why`: what the transport said; also what comes out when the target has not changed. False once stopped, or when
+  // there is no thread to be had: the job then still is the caller's. `patience`: how long at most, within the job's
+  // deadline.
   bool Add(TransferJobPtr& job, const Status& why, Duration patience);
   // Looks for canceled jobs.
   void Wake();
@@ -45,6 +46,7 @@ class RerouteQueue {
     Result<SegmentPtr> answer;
   };
 
+  bool StartThread();  // under mutex_
   void Run();
   void Collect(std::vector<Outcome>& ended, TimePoint& wake_at);
   // What becomes of it now; nullopt: it goes on waiting.

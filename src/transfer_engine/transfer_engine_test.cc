@@ -9,6 +9,8 @@
 #include <thread>
 
 #include "protocol/methods.h"
+#include "rpc/rpc_test_util.h"
+#include "transfer_engine/peer_links.h"
 #include "transfer_engine/test_engines.h"
 
 namespace mooncake {
@@ -566,6 +568,15 @@ TEST_F(PublishedEngineTest, RegistrationsOfManyThreadsAreAllPublished) {
   const auto published = DecodeSegment(metadata_->entries.at(SegmentKey("a")));
   ASSERT_TRUE(published);
   EXPECT_EQ(published->regions.size(), kThreads);
+}
+
+TEST(PeerLinksTest, SilentPeerCostsTheConnectTimeoutThatWasAskedFor) {
+  rpc::RawListener listener;  // accepts in the backlog, never shakes hands
+  rpc::IoPool io(1);
+  PeerLinks links(io, {.role = protocol::kRoleEngine, .node = Uuid::Random()}, "", std::chrono::milliseconds(70));
+  const auto reply = links.AskAnyone({"127.0.0.1", listener.port()}, 1, "", Soon());
+  ASSERT_FALSE(reply);
+  EXPECT_NE(reply.error().message().find("no connection within 70 ms"), std::string::npos) << reply.error().ToString();
 }
 
 }  // namespace

@@ -168,12 +168,12 @@ def open_p2p_store():
         store.close()
 
 
-def run_python(code, *args, timeout_s=60, cwd=None):
+def run_python(code, *args, timeout_s=60, cwd=None, env=None):
     """Runs code in a fresh interpreter that has the package; returns the completed process."""
     paths = [str(BUILD / "python"), str(Path(__file__).parent)]
     return subprocess.run([sys.executable, "-c", code, *map(str, args)], capture_output=True, text=True, cwd=cwd,
                           timeout=timeout_s, stdin=subprocess.DEVNULL,
-                          env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)})
+                          env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), **(env or {})})
 
 
 def start_python(code, *args):

@@ -47,7 +47,7 @@ def test_every_figure_is_written(command, names, tmp_path):
         assert list(figure) == ["name", "value", "unit", "min", "max", "n", "against"]
         assert 0 < figure["min"] <= figure["value"] <= figure["max"], name
         assert figure["n"] >= 2
-        beside = ("memmove", "iperf3", "model", "direct", "one by one")
+        beside = ("memmove", "iperf3", "model", "direct", "one by one", "plain TCP stream")
         if "efficiency" in name:  # a part of the memory
             assert figure["value"] <= 1 and figure["against"] == ""
         else:

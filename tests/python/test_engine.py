@@ -1,6 +1,7 @@
 """mooncake.engine between two processes: every method, its codes, and the conventions that programs rely on."""
 import http.server
 import json
+import mmap
 import os
 import socket
 import threading
@@ -202,6 +203,19 @@ def test_registration_codes(engine):
     assert engine.unregister_memory(address + 8192) == -3, "a failed batch registers nothing"
 
 
+def test_what_is_no_memory_is_not_registered(engine):
+    page = mmap.PAGESIZE
+    memory = mmap.mmap(-1, 4 * page)
+    view = np.frombuffer(memory, dtype=np.uint8)
+    address = address_of(view)
+    assert engine.register_memory(page, page) == -1, "nothing is mapped at the second page of a process"
+    assert engine.register_memory(address, 1 << 46) == -1, "a length in the wrong unit"
+    assert engine.batch_register_memory([address, page], [page, page]) == -1
+    assert engine.unregister_memory(address) == -3, "a failed batch registers nothing"
+    assert engine.register_memory(address + 1, 4 * page - 1) == 0, "up to the last byte of a mapping"
+    assert engine.unregister_memory(address + 1) == 0
+
+
 def test_first_buffer_is_the_lowest_region(engine, peer):
     other = Peer()
     assert engine.get_first_buffer_address(other.session) == other.address
@@ -292,6 +306,10 @@ def test_failed_initialize_says_why_and_can_be_repeated(capfd, monkeypatch):
     for wrong in (("127.0.0.1", "gopher://x", "tcp", ""), ("127.0.0.1", "P2PHANDSHAKE", "carrier pigeon", "")):
         assert engine.initialize(*wrong) == -1
         assert wrong[1 if "://" in wrong[1] else 2] in capfd.readouterr().err
+    monkeypatch.setenv("MC_SHM_ANY_USER", "everybody")
+    assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == -1
+    assert "MC_SHM_ANY_USER='everybody'" in capfd.readouterr().err
+    monkeypatch.delenv("MC_SHM_ANY_USER")
     assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
     assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == -1
     assert engine.send_probe(session_of(engine)) == 0

@@ -263,6 +263,52 @@ def test_idle_engines_use_next_to_no_processor_time():
     assert seconds < 0.2, f"two idle engines used {seconds} s of 4 s"
 
 
+# --- without threads ---
+
+
+NO_MORE_THREADS = """
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+static _Atomic long left = -1;  /* threads that can still be had; negative: all */
+void allow_threads(long count) { left = count; }
+int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*run)(void*), void* argument) {
+  int (*real)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*) = dlsym(RTLD_NEXT, "pthread_create");
+  if (left == 0) return EAGAIN;
+  if (left > 0) --left;
+  return real(thread, attributes, run, argument);
+}
+"""
+
+OPEN_WITHOUT_THREADS = """
+import ctypes, sys
+from mooncake.engine import TransferEngine
+from mooncake.store import MooncakeDistributedStore
+allow_threads = ctypes.CDLL(sys.argv[1]).allow_threads
+engine, store = TransferEngine(), MooncakeDistributedStore()
+for open_one in (lambda: engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", ""),
+                 lambda: store.setup("127.0.0.1", "P2PHANDSHAKE", 16 << 20, 1 << 20, "tcp", "", sys.argv[2])):
+    for threads in range(100):
+        allow_threads(ctypes.c_long(threads))
+        if open_one() == 0:
+            break
+    allow_threads(ctypes.c_long(-1))
+    print(threads > 0, threads < 99)
+assert store.put("key", b"value") == 0 and store.get("key") == b"value"
+store.close()
+"""
+
+
+def test_threads_that_cannot_be_had_are_a_failure_that_can_be_repeated(master, tmp_path):
+    library = tmp_path / "threads.so"
+    subprocess.run(["cc", "-shared", "-fPIC", "-x", "c", "-", "-o", library, "-ldl"], input=NO_MORE_THREADS, text=True,
+                   check=True)
+    result = run_python(OPEN_WITHOUT_THREADS, library, master.address, env={"LD_PRELOAD": str(library)})
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "True True\nTrue True\n", result.stderr
+
+
 # --- examples and the C library ---
 
 

@@ -55,6 +55,12 @@ def test_taken_port_is_named(server, start):
     assert f"127.0.0.1:{port}" in second.output
 
 
+def test_unknown_host_is_said(start):
+    program = start("mooncake_http_metadata_server", "--host=999.1.1.1", "--port=0")
+    assert program.wait() == 1
+    assert "999.1.1.1:0: the host does not resolve" in program.output
+
+
 @pytest.mark.parametrize("flag", ["--port=65536", "--port=-1", "--host="])
 def test_wrong_flag_is_named(start, flag):
     program = start("mooncake_http_metadata_server", flag)

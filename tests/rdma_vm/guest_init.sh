@@ -34,9 +34,7 @@ $b mknod /dev/null c 1 3
 $b mkdir -p /union/dev/shm /union/dev/pts
 $b mount -t tmpfs -o size=60% shm /union/dev/shm
 $b mount -t devpts pts /union/dev/pts
-for folder in tmp run; do
-  $b mount -t tmpfs -o size=50% $folder /union/$folder
-done
+$b mount -t tmpfs -o size=50% run /union/run
 $b chmod 1777 /union/tmp /union/dev/shm
 $b ln -sf /proc/self/fd /union/dev/fd
 $b ln -sf /proc/self/fd/0 /union/dev/stdin

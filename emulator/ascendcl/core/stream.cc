@@ -350,6 +350,9 @@ aclError Stream::Execute(Task& task, Deadline deadline, const Stop& stop, Clock:
 }
 
 bool Stream::RunFront(Lock& lock, Deadline deadline, const Stop* outer) {
+  // A task that comes during an abort would be told to stop too, give up, and be run again without an end.
+  changed_.wait(lock, [&] { return aborting_ == 0; });
+  if (queue_.empty() || busy_) return true;
   Stop stop{&interrupt_, outer};
   Task task = std::move(queue_.front());
   queue_.pop_front();
@@ -553,11 +556,14 @@ void Stream::Interrupt(Lock& lock, aclError code) {
 
 void Stream::Abort() {
   Lock lock(mu_);
+  ++aborting_;
   Interrupt(lock, ACL_ERROR_RT_STREAM_ABORT);
   Watch watch(kForever);
   while (busy_) watch.Wait(changed_, lock);
-  interrupt_ = false;
   error_ = ACL_SUCCESS;
+  if (--aborting_ > 0) return;
+  interrupt_ = false;
+  changed_.notify_all();
 }
 
 void Stream::Lose(aclError code) {

@@ -186,6 +186,7 @@ class Stream : public std::enable_shared_from_this<Stream> {
   uint64_t completed_ = 0;  // including dropped ones
   uint64_t wanted_ = 0;     // somebody waits for the task with this number
   uint64_t aborts_ = 0;
+  int aborting_ = 0;  // calls of Abort under way
   bool busy_ = false;
   bool closed_ = false;
   const char* running_ = "";  // name of the running task

@@ -257,6 +257,26 @@ TEST(Eager, AbortWakesAWaitingSynchronize) {
   });
 }
 
+// What is submitted in the middle of an abort waits until it is over, and does not keep it from ending.
+TEST(Eager, AbortsEndWhileWorkArrives) {
+  InProcess({}, [] {
+    Session acl;
+    aclrtEvent never = nullptr;
+    ASSERT_EQ(aclrtCreateEvent(&never), ACL_SUCCESS);
+    std::atomic<bool> over{false};
+    std::thread submitter([&] {
+      EXPECT_EQ(aclrtSetDevice(0), ACL_SUCCESS);
+      while (!over) EXPECT_EQ(aclrtStreamWaitEvent(acl.stream, never), ACL_SUCCESS);
+    });
+    for (int round = 0; round < 100000; ++round) ASSERT_EQ(aclrtStreamAbort(acl.stream), ACL_SUCCESS);
+    over = true;
+    submitter.join();
+    EXPECT_EQ(aclrtStreamAbort(acl.stream), ACL_SUCCESS);
+    EXPECT_EQ(aclrtSynchronizeStream(acl.stream), ACL_SUCCESS);
+    EXPECT_EQ(aclrtDestroyEvent(never), ACL_SUCCESS);
+  });
+}
+
 TEST(Eager, EventOfAnAbortedRecordSaysSo) {
   for (const char* sched : {"eager", "lazy"}) {
     InProcess({{"ACLEMU_SCHED", sched}}, [] {

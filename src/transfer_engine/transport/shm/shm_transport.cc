@@ -15,7 +15,7 @@ Result<std::unique_ptr<ShmTransport>> ShmTransport::Open(const TransportContext&
 }
 
 Result<std::unique_ptr<ShmTransport>> ShmTransport::Open(const TransportContext& context, Limits limits) {
-  const bool any_user = env::Get(env::kShmAnyUser).value_or("0") == "1";
+  const bool any_user = MC_TRY(env::GetFlag(env::kShmAnyUser));
   auto loop = MC_TRY(shm::EventLoop::Open());
   std::unique_ptr<ShmTransport> transport(new ShmTransport(context, limits, std::move(loop), any_user));
   transport->server_ = MC_TRY(shm::RegionServer::Open(
