@@ -31,6 +31,9 @@ class NpuIpc {
   virtual Result<void> Allow(const std::string& key, int32_t pid) = 0;
   // All importers have closed it, or are gone.
   virtual Result<void> CloseExport(const std::string& key) = 0;
+  // Instead of CloseExport, where an importer may have it still: the next export that touches those pages tries to end
+  // it, and fails if that does not work. Until then the memory had better not be freed.
+  virtual void AbandonExport(const std::string& key) = 0;
 
   // Another process's memory, for copies with memory of `device_id`. Counted by key. The exporter may end at any time:
   // copies then fail.

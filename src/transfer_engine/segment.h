@@ -33,10 +33,8 @@ struct SegmentRegion {
   // same host: the memory is this many bytes into the memfd that the segment's process hands out under `shm_id`.
   uint64_t shm_id = 0;  // 0: not shared
   uint64_t shm_offset = 0;
-  // same host, NPU memory: part of what `npu_key` stands for, which the segment's process lets others import who ask
-  // for it under `npu_id`.
+  // same host, NPU memory: the segment's process lets others import it who ask for it under `npu_id`.
   uint64_t npu_id = 0;  // 0: not shared
-  std::string npu_key;
 
   bool Covers(uint64_t first, uint64_t bytes) const {
     return first >= address && bytes <= length && first - address <= length - bytes;

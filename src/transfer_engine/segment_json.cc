@@ -44,10 +44,7 @@ json EncodeRegion(const SegmentRegion& region, size_t devices) {
     out["shm_id"] = region.shm_id;
     out["shm_offset"] = region.shm_offset;
   }
-  if (region.npu_id != 0) {
-    out["npu_id"] = region.npu_id;
-    out["npu_key"] = region.npu_key;
-  }
+  if (region.npu_id != 0) out["npu_id"] = region.npu_id;
   return out;
 }
 
@@ -169,8 +166,6 @@ Result<SegmentRegion> DecodeRegion(const json& object, const Place& place) {
   region.shm_id = MC_TRY(Unsigned<uint64_t>(object, "shm_id", place));
   region.shm_offset = MC_TRY(Unsigned<uint64_t>(object, "shm_offset", place));
   region.npu_id = MC_TRY(Unsigned<uint64_t>(object, "npu_id", place));
-  region.npu_key = MC_TRY(Text(object, "npu_key", place));
-  if ((region.npu_id != 0) != !region.npu_key.empty()) return Wrong(place.Of("npu_key"), "not together with npu_id");
   if (region.address == 0) return Wrong(place.Of("addr"), "missing or 0");
   if (region.length == 0) return Wrong(place.Of("length"), "missing or 0");
   if (region.length > UINT64_MAX - region.address) {

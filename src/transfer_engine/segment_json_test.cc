@@ -37,8 +37,7 @@ SegmentDescriptor Example() {
                       .rkeys = {{1, 2}, {3, 4}, {5, 6}},
                       .shm_id = 9'007'199'254'740'993,
                       .shm_offset = UINT64_MAX - 2500,
-                      .npu_id = 7,
-                      .npu_key = std::string(64, 'k')},
+                      .npu_id = 9'007'199'254'740'995},
                      {.address = UINT64_MAX - 10, .length = 10, .location = "npu:1"}};
   segment.topology = R"({"cpu:0":[["mlx5_0"],["mlx5_1"]],"npu:1":[["mlx5_1"],["mlx5_0"]]})";
   return segment;
@@ -72,7 +71,6 @@ void ExpectEqual(const SegmentDescriptor& a, const SegmentDescriptor& b) {
     EXPECT_EQ(a.regions[i].shm_id, b.regions[i].shm_id);
     EXPECT_EQ(a.regions[i].shm_offset, b.regions[i].shm_offset);
     EXPECT_EQ(a.regions[i].npu_id, b.regions[i].npu_id);
-    EXPECT_EQ(a.regions[i].npu_key, b.regions[i].npu_key);
   }
 }
 
@@ -191,7 +189,7 @@ TEST(SegmentJsonTest, RefusesWrongRegions) {
   ExpectRefused(PatchedRegion(R"({"length": null})"), "$.buffers[1].length");
   ExpectRefused(PatchedRegion(R"({"length": 18446744073709551615})"), "$.buffers[1].length");
   ExpectRefused(PatchedRegion(R"({"shm_offset": 18446744073709551615})"), "$.buffers[1].shm_offset");
-  ExpectRefused(PatchedRegion(R"({"npu_id": 3, "npu_key": ""})"), "$.buffers[1].npu_key");
+  ExpectRefused(PatchedRegion(R"({"npu_id": "3"})"), "$.buffers[1].npu_id");
   ExpectRefused(PatchedRegion(R"({"key": -1})"), "$.buffers[1].key");
 }
 

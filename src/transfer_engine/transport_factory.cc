@@ -38,13 +38,30 @@ Result<bool> AppendRdma(const TransportContext& context, std::vector<TransportPt
   return false;
 }
 
+// Where it is asked for, or where NPU memory is in use.
+Result<void> AppendAscend(const TransportContext& context, std::vector<TransportPtr>& transports) {
+  const bool asked = std::ranges::find(context.options.protocols, "ascend") != context.options.protocols.end();
+#ifdef MC_HAS_ASCEND_DIRECT
+  if (!asked && (!context.options.same_host || UsedNpuRuntime() == nullptr)) return {};
+  const Result<void> opened = Append<AscendDirectTransport>(context, transports);
+  if (!opened) return Annotate(opened.error(), "protocol 'ascend'");
+#else
+  static_cast<void>(transports);
+  if (asked) {
+    return Error(ErrorCode::NOT_SUPPORTED_TRANSPORT,
+                 "protocol 'ascend' is not in this build: its CMake option USE_ASCEND_DIRECT is off");
+  }
+#endif
+  return {};
+}
+
 }  // namespace
 
 Result<std::vector<TransportPtr>> OpenTransports(const TransportContext& context) {
   const TransferEngineOptions& options = context.options;
   for (const std::string& protocol : options.protocols) {
-    if (protocol != "rdma" && protocol != "tcp") {
-      return Error(ErrorCode::INVALID_PARAMS, "protocol '{}' is neither 'rdma' nor 'tcp'", protocol);
+    if (protocol != "rdma" && protocol != "tcp" && protocol != "ascend") {
+      return Error(ErrorCode::INVALID_PARAMS, "protocol '{}' is none of 'rdma', 'tcp', 'ascend'", protocol);
     }
   }
   std::vector<TransportPtr> transports;
@@ -56,15 +73,13 @@ Result<std::vector<TransportPtr>> OpenTransports(const TransportContext& context
     MC_TRY(Append<LocalTransport>(context, transports));
     MC_TRY(Append<ShmTransport>(context, transports));
   }
-#ifdef MC_HAS_ASCEND_DIRECT
-  if (UsedNpuRuntime() != nullptr) MC_TRY(Append<AscendDirectTransport>(context, transports));
-#endif
+  MC_TRY(AppendAscend(context, transports));
   bool has_tcp = false;
   bool wants_tcp = false;
   for (const std::string& protocol : options.protocols) {
     if (protocol == "rdma") {
       wants_tcp |= !MC_TRY(AppendRdma(context, transports));
-    } else if (!std::exchange(has_tcp, true)) {
+    } else if (protocol == "tcp" && !std::exchange(has_tcp, true)) {
       MC_TRY(Append<TcpTransport>(context, transports));
     }
   }

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstring>
+#include <utility>
 
 #include "common/check.h"
 
@@ -10,21 +11,22 @@ namespace mooncake::acl {
 
 Result<void> AclIpc::Available() const {
   const FunctionTable& functions = devices_.functions();
-  const auto missing = [&]() -> const char* {
-    if (functions.IpcMemGetExportKey == nullptr) return "aclrtIpcMemGetExportKey";
-    if (functions.IpcMemSetImportPid == nullptr) return "aclrtIpcMemSetImportPid";
-    if (functions.IpcMemImportByKey == nullptr) return "aclrtIpcMemImportByKey";
-    if (functions.IpcMemClose == nullptr) return "aclrtIpcMemClose";
-    if (functions.DeviceGetBareTgid == nullptr) return "aclrtDeviceGetBareTgid";
-    if (functions.PointerGetAttributes == nullptr) return "aclrtPointerGetAttributes";
-    return nullptr;
+  const std::pair<bool, const char*> needed[] = {
+      {functions.IpcMemGetExportKey != nullptr, "aclrtIpcMemGetExportKey"},
+      {functions.IpcMemSetImportPid != nullptr, "aclrtIpcMemSetImportPid"},
+      {functions.IpcMemImportByKey != nullptr, "aclrtIpcMemImportByKey"},
+      {functions.IpcMemClose != nullptr, "aclrtIpcMemClose"},
+      {functions.DeviceGetBareTgid != nullptr, "aclrtDeviceGetBareTgid"},
+      {functions.PointerGetAttributes != nullptr, "aclrtPointerGetAttributes"},
   };
-  if (const char* const symbol = missing()) {
-    return Error(ErrorCode::NOT_IMPLEMENTED,
-                 "{} has no {}: NPU memory is not shared between processes (CANN has it from 8.5 on)",
-                 devices_.library().path, symbol);
+  std::string missing;
+  for (const auto& [present, symbol] : needed) {
+    if (!present) missing += missing.empty() ? symbol : fmt::format(", {}", symbol);
   }
-  return {};
+  if (missing.empty()) return {};
+  return Error(ErrorCode::NOT_IMPLEMENTED,
+               "NPU memory is not shared between processes, which takes CANN 8.5 or later: {} lacks {}",
+               devices_.library().path, missing);
 }
 
 Result<int32_t> AclIpc::OwnPid() {
@@ -86,13 +88,18 @@ Result<NpuIpc::Exported> AclIpc::Export(AscendUnifiedPointer at, size_t size) {
   std::unique_lock lock(mutex_);
   for (auto known = Touching(pages); known != exports_.end(); known = Touching(pages)) {
     ExportEntry& entry = known->second;
-    if (entry.key.empty()) {
+    if (entry.busy) {
       changed_.wait(lock);
+      continue;
+    }
+    if (entry.users == 0) {
+      MC_TRY(EndExport(lock, known));
       continue;
     }
     if (known->first > pages.begin || entry.end < pages.end) {
       return Error(ErrorCode::INVALID_PARAMS,
-                   "NPU memory [{:#x}, +{}) shares a page with memory exported as [{:#x}, +{}); one page has one key",
+                   "NPU memory [{:#x}, +{}) shares a page with memory exported as [{:#x}, +{}), and one page has one "
+                   "key: share the whole block first, then parts of it have its key",
                    begin, size, known->first, entry.end - known->first);
     }
     ++entry.users;
@@ -107,8 +114,7 @@ Result<NpuIpc::Exported> AclIpc::Export(AscendUnifiedPointer at, size_t size) {
     exports_.erase(made);
     return std::unexpected(std::move(key.error()));
   }
-  made->second.key = *key;
-  made->second.users = 1;
+  made->second = {.end = pages.end, .device_id = at.device_id, .key = *key, .users = 1, .busy = false};
   return Exported{*std::move(key), begin - pages.begin};
 }
 
@@ -116,17 +122,23 @@ Result<void> AclIpc::Allow(const std::string& key, int32_t pid) {
   {
     std::lock_guard lock(mutex_);
     const auto found = FindExport(key);
-    if (found == exports_.end()) return Error(ErrorCode::INVALID_PARAMS, "NPU memory is not exported any more");
+    if (found == exports_.end() || found->second.busy || found->second.users == 0) {
+      return Error(ErrorCode::INVALID_PARAMS, "NPU memory is not exported any more");
+    }
     if (found->second.allowed.contains(pid)) return {};
+    ++found->second.users;  // so that it is not ended under the call
   }
   const AclError rc = devices_.functions().IpcMemSetImportPid(key.c_str(), &pid, 1);
+  Result<void> allowed;
   if (rc != kSuccess) {
-    return std::unexpected(MakeStatus(devices_.functions(), ErrorCode::INTERNAL_ERROR, rc,
-                                      fmt::format("aclrtIpcMemSetImportPid of process {}", pid)));
+    allowed = std::unexpected(MakeStatus(devices_.functions(), ErrorCode::INTERNAL_ERROR, rc,
+                                         fmt::format("aclrtIpcMemSetImportPid of process {}", pid)));
+  } else {
+    std::lock_guard lock(mutex_);
+    FindExport(key)->second.allowed.insert(pid);
   }
-  std::lock_guard lock(mutex_);
-  if (const auto found = FindExport(key); found != exports_.end()) found->second.allowed.insert(pid);
-  return {};
+  MC_TRY(CloseExport(key));
+  return allowed;
 }
 
 Result<void> AclIpc::Close(const std::string& key, int32_t device_id, const char* what) const {
@@ -141,13 +153,25 @@ Result<void> AclIpc::Close(const std::string& key, int32_t device_id, const char
 Result<void> AclIpc::CloseExport(const std::string& key) {
   std::unique_lock lock(mutex_);
   const auto found = FindExport(key);
-  MC_CHECK(found != exports_.end(), "an export was closed once too often");
+  MC_CHECK(found != exports_.end() && found->second.users > 0, "an export was closed once too often");
   if (--found->second.users > 0) return {};
-  found->second.key.clear();
+  return EndExport(lock, found);
+}
+
+void AclIpc::AbandonExport(const std::string& key) {
+  std::lock_guard lock(mutex_);
+  const auto found = FindExport(key);
+  MC_CHECK(found != exports_.end() && found->second.users > 0, "an export was closed once too often");
+  --found->second.users;
+}
+
+Result<void> AclIpc::EndExport(std::unique_lock<std::mutex>& lock, Exports::iterator entry) {
+  entry->second.busy = true;
   lock.unlock();
-  auto closed = Close(key, found->second.device_id, "exported memory");
+  auto closed = Close(entry->second.key, entry->second.device_id, "exported memory");
   lock.lock();
-  exports_.erase(found);
+  entry->second.busy = false;
+  if (closed) exports_.erase(entry);
   changed_.notify_all();
   return closed;
 }

@@ -18,13 +18,14 @@ class AclIpc final : public NpuIpc {
  public:
   explicit AclIpc(Devices& devices) : devices_(devices) {}
 
-  // NOT_IMPLEMENTED naming what the runtime lacks.
+  // NOT_IMPLEMENTED naming all that the runtime lacks.
   Result<void> Available() const;
 
   Result<int32_t> OwnPid() override;
   Result<Exported> Export(AscendUnifiedPointer at, size_t size) override;
   Result<void> Allow(const std::string& key, int32_t pid) override;
   Result<void> CloseExport(const std::string& key) override;
+  void AbandonExport(const std::string& key) override;
   Result<AscendUnifiedPointer> Import(const std::string& key, int32_t device_id) override;
   Result<void> CloseImport(const std::string& key) override;
 
@@ -37,8 +38,9 @@ class AclIpc final : public NpuIpc {
   struct ExportEntry {
     uintptr_t end = 0;
     int32_t device_id = 0;
-    std::string key;  // "": a call is making or ending it
-    size_t users = 0;
+    std::string key;
+    size_t users = 0;  // 0: abandoned, or the runtime refused to end it
+    bool busy = true;  // a call is making or ending it
     std::set<int32_t> allowed;
   };
   struct ImportEntry {
@@ -53,6 +55,8 @@ class AclIpc final : public NpuIpc {
   Exports::iterator FindExport(const std::string& key);
   Result<std::string> MakeKey(int32_t device_id, const Pages& pages) const;
   Result<AscendUnifiedPointer> ImportNow(const std::string& key, int32_t device_id) const;
+  // With the lock, which is given back for a moment. The entry stays on an error.
+  Result<void> EndExport(std::unique_lock<std::mutex>& lock, Exports::iterator entry);
   Result<void> Close(const std::string& key, int32_t device_id, const char* what) const;
 
   Devices& devices_;

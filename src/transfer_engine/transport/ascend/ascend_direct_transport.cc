@@ -1,8 +1,9 @@
 // What is exported, what is imported, and the copier between.
 #include "transfer_engine/transport/ascend/ascend_direct_transport.h"
 
+#include <unistd.h>
+
 #include <algorithm>
-#include <string_view>
 
 #include "common/env.h"
 #include "common/log.h"
@@ -11,11 +12,10 @@
 namespace mooncake {
 namespace {
 
-// Another process's memory while it is imported.
+// Another process's memory while it is imported. Its transport keeps the runtime.
 class Imported {
  public:
-  Imported(std::shared_ptr<NpuRuntime> runtime, NpuIpc& ipc, std::string key)
-      : runtime_(std::move(runtime)), ipc_(ipc), key_(std::move(key)) {}
+  Imported(NpuIpc& ipc, std::string key) : ipc_(ipc), key_(std::move(key)) {}
   ~Imported() {
     if (const auto closed = ipc_.CloseImport(key_); !closed) log::Warn("{}", closed.error().ToString());
   }
@@ -23,30 +23,27 @@ class Imported {
   Imported& operator=(const Imported&) = delete;
 
  private:
-  const std::shared_ptr<NpuRuntime> runtime_;
   NpuIpc& ipc_;
   const std::string key_;
 };
 
-bool IsNpu(const SegmentRegion& region) {
-  return region.npu_id != 0 || region.location.starts_with("npu:");
-}
-
 }  // namespace
 
 Result<std::unique_ptr<AscendDirectTransport>> AscendDirectTransport::Open(const TransportContext& context) {
+  std::shared_ptr<NpuRuntime> runtime = UsedNpuRuntime();
+  if (runtime == nullptr) runtime = MC_TRY(OpenNpuRuntime());
   Limits limits;
   limits.copies.max_runners = std::max<size_t>(1, context.options.worker_threads);
-  return Open(context, UsedNpuRuntime, limits);
+  return Open(context, std::move(runtime), limits);
 }
 
 Result<std::unique_ptr<AscendDirectTransport>> AscendDirectTransport::Open(const TransportContext& context,
-                                                                           NpuRuntimeSource npu_runtime,
+                                                                           std::shared_ptr<NpuRuntime> runtime,
                                                                            Limits limits) {
-  const bool any_user = env::Get(env::kShmAnyUser).value_or("0") == "1";
+  const bool any_user = MC_TRY(env::GetFlag(env::kShmAnyUser));
   auto loop = MC_TRY(shm::EventLoop::Open());
   std::unique_ptr<AscendDirectTransport> transport(
-      new AscendDirectTransport(context, std::move(npu_runtime), limits, std::move(loop), any_user));
+      new AscendDirectTransport(context, std::move(runtime), limits, std::move(loop), any_user));
   transport->server_ = MC_TRY(shm::RegionServer::Open(
       *transport->loop_, transport->unacknowledged_,
       {.generation = context.generation, .any_user = any_user, .revoke_timeout = limits.revoke_timeout}));
@@ -54,12 +51,17 @@ Result<std::unique_ptr<AscendDirectTransport>> AscendDirectTransport::Open(const
   return transport;
 }
 
-AscendDirectTransport::AscendDirectTransport(const TransportContext& context, NpuRuntimeSource npu_runtime,
+Result<AscendDirectTransport::Ipc> AscendDirectTransport::FindIpc(NpuRuntime& runtime) {
+  NpuIpc* const calls = MC_TRY(runtime.Ipc());
+  return Ipc{calls, MC_TRY(calls->OwnPid())};
+}
+
+AscendDirectTransport::AscendDirectTransport(const TransportContext& context, std::shared_ptr<NpuRuntime> runtime,
                                              Limits limits, std::unique_ptr<shm::EventLoop> loop, bool any_user)
-    : regions_(context.regions),
-      generation_(context.generation),
+    : generation_(context.generation),
       host_id_(HostId()),
-      npu_runtime_(std::move(npu_runtime)),
+      runtime_(std::move(runtime)),
+      ipc_(FindIpc(*runtime_)),
       unacknowledged_(context.metrics.GetCounter(
           "mooncake_transfer_ascend_unacknowledged_total",
           "Peers of this host that were disconnected because they did not let go of withdrawn NPU memory in time")),
@@ -69,11 +71,12 @@ AscendDirectTransport::AscendDirectTransport(const TransportContext& context, Np
              {.generation = context.generation,
               .any_user = any_user,
               .id = &SegmentRegion::npu_id,
-              .socket = &SegmentDescriptor::npu_socket},
+              .socket = &SegmentDescriptor::npu_socket,
+              .asker = ipc_ ? ipc_->own_pid : 0},
              {.ready = [this](std::vector<PieceCopy> copies) { copier_.Run(std::move(copies), Caller::kGoesOn); },
               .unusable = [this] { copier_.EndUnusable(); },
-              .importer = [this](const auto& owner, const auto& wanted,
-                                 const auto& mapped) { return Import(owner, wanted, mapped); }}) {}
+              .importer = [this](const auto& owner, const auto& mapped,
+                                 const auto& local) { return Import(owner, mapped, local); }}) {}
 
 AscendDirectTransport::~AscendDirectTransport() {
   copier_.Stop();
@@ -91,101 +94,62 @@ AscendDirectTransport::~AscendDirectTransport() {
   peers_.Stop();
 }
 
-std::shared_ptr<NpuRuntime> AscendDirectTransport::Runtime() {
-  {
-    std::lock_guard lock(mutex_);
-    if (runtime_ != nullptr) return runtime_;
-  }
-  std::shared_ptr<NpuRuntime> runtime = npu_runtime_();
-  std::lock_guard lock(mutex_);
-  if (runtime_ == nullptr) runtime_ = std::move(runtime);
-  return runtime_;
-}
-
-// --- what it carries ---
-
-Result<void> AscendDirectTransport::Carries(const MemoryRange& local, const SegmentDescriptor& target,
-                                            const SegmentRegion& region) const {
-  const auto no = [](std::string_view why) { return Error(ErrorCode::NOT_SUPPORTED_TRANSPORT, "{}", why); };
-  const bool own = target.generation == generation_;
-  if (IsHost(local) && !IsNpu(region)) return no("neither end is NPU memory");
-  if (own) return {};
-  if (host_id_.empty() || target.host_id != host_id_) {
-    return no("the target is on another node, and the cross-node engine (HIXL) is not built");
-  }
-  if (IsHost(local) || !IsNpu(region)) {
-    return no("between processes it copies from NPU to NPU, and one end is host memory");
-  }
-  if (region.npu_id == 0 || !target.npu_socket.starts_with(shm::kSocketPrefix)) {
-    return no(
-        "the target does not share this NPU memory with other processes; without aclrtIpcMemGetExportKey "
-        "(CANN before 8.5) it cannot");
-  }
-  if (const auto ipc = std::get<NpuRange>(local).runtime->Ipc(); !ipc) return no(ipc.error().message());
-  return {};
-}
-
-bool AscendDirectTransport::Reaches(const MemoryRange& local, const SegmentDescriptor& target,
-                                    const SegmentRegion& region) const {
-  return Carries(local, target, region).has_value();
-}
-
 std::string AscendDirectTransport::WhyNot(const MemoryRange& local, const SegmentDescriptor& target,
                                           const SegmentRegion& region) const {
-  const auto carries = Carries(local, target, region);
-  return carries ? std::string() : std::string(carries.error().message());
+  if (target.generation == generation_) return "the target is this engine";
+  if (IsHost(local)) return "it copies from NPU to NPU, and the local memory is the host's";
+  if (host_id_.empty() || target.host_id != host_id_) {
+    return "the target is on another node, and the cross-node engine (HIXL) is not built";
+  }
+  if (!ipc_) return std::string(ipc_.error().message());
+  if (region.npu_id == 0 || !target.npu_socket.starts_with(shm::kSocketPrefix)) {
+    return "it copies from NPU to NPU, and the target's memory is the host's, or not shared with other processes (its "
+           "log says why; CANN before 8.5 has no aclrtIpcMemGetExportKey)";
+  }
+  return "";
 }
 
 // --- own memory ---
 
 Result<void> AscendDirectTransport::RegisterRegion(Region& region) {
   if (!region.IsNpu() || region.options.access == RegionAccess::kLocal) return {};
-  const std::shared_ptr<NpuRuntime> runtime = Runtime();
-  if (runtime == nullptr) return {};
-  const auto ipc = runtime->Ipc();
-  if (!ipc) {
-    log::Debug("NPU memory {:#x} is not shared with processes of this host: {}", region.address, ipc.error().message());
+  if (!ipc_) {
+    log::Debug("NPU memory {:#x} is not shared with processes of this host: {}", region.address,
+               ipc_.error().message());
     return {};
   }
+  NpuIpc& ipc = *ipc_->calls;
   const auto address = static_cast<DeviceAddress>(region.address);
-  const auto exported = (*ipc)->Export({region.options.device_id, address}, region.length);
+  const auto exported = ipc.Export({region.options.device_id, address}, region.length);
   if (!exported) {
     log::Warn("NPU memory [{:#x}, +{}) is not shared with processes of this host: {}", region.address, region.length,
               exported.error().ToString());
     return {};
   }
-  region.published.npu_key = exported->key;
-  region.published.npu_id = server_->Offer(region.address, region.length, exported->offset,
-                                           [runtime, raw = *ipc, key = exported->key](uint64_t asker) -> Result<void> {
-                                             if (asker == 0 || asker > INT32_MAX)
-                                               return Error(ErrorCode::INVALID_PARAMS, "process number {}", asker);
-                                             return raw->Allow(key, static_cast<int32_t>(asker));
-                                           });
+  const auto grant = [&ipc, key = exported->key](int64_t asker) -> Result<void> {
+    if (asker <= 0 || asker > INT32_MAX) return Error(ErrorCode::INVALID_PARAMS, "process number {}", asker);
+    return ipc.Allow(key, static_cast<int32_t>(asker));
+  };
+  const uint64_t id = server_->Offer(region.address, region.length, exported->key, exported->offset, grant);
+  region.published.npu_id = id;
   std::lock_guard lock(mutex_);
-  exports_.emplace(region.published.npu_id, exported->key);
+  exports_.emplace(id, exported->key);
   return {};
 }
 
-bool AscendDirectTransport::EndExport(uint64_t id) {
+void AscendDirectTransport::EndExport(uint64_t id) {
   std::string key;
-  std::shared_ptr<NpuRuntime> runtime;
   {
     std::lock_guard lock(mutex_);
-    const auto found = exports_.find(id);
-    if (found == exports_.end()) return false;
-    key = std::move(found->second);
-    exports_.erase(found);
-    runtime = runtime_;
+    key = std::move(exports_.extract(id).mapped());
   }
-  server_->Remove(id);
-  const auto ipc = runtime->Ipc();
-  const Result<void> closed = ipc ? (*ipc)->CloseExport(key) : std::unexpected(ipc.error());
-  if (!closed) log::Warn("a process still holds NPU memory that is withdrawn: {}", closed.error().ToString());
-  return true;
+  if (!server_->Remove(id)) return ipc_->calls->AbandonExport(key);
+  if (const auto closed = ipc_->calls->CloseExport(key); !closed) {
+    log::Warn("NPU memory that is withdrawn stays exported: {}", closed.error().ToString());
+  }
 }
 
 void AscendDirectTransport::WithdrawRegion(const Region& region) {
-  copier_.EndUnusable();
   if (region.published.npu_id != 0) EndExport(region.published.npu_id);
 }
 
@@ -200,51 +164,27 @@ void AscendDirectTransport::Fence(const Uuid& node) {
 
 // --- operations ---
 
-Result<void> AscendDirectTransport::PrepareAsking() {
-  {
-    std::lock_guard lock(mutex_);
-    if (asks_) return {};
-  }
-  const std::shared_ptr<NpuRuntime> runtime = Runtime();
-  if (runtime == nullptr) return Error(ErrorCode::TRANSFER_FAIL, "this process has no NPU runtime");
-  NpuIpc* const ipc = MC_TRY(runtime->Ipc());
-  const int32_t pid = MC_TRY(ipc->OwnPid());
-  peers_.SetAsker(static_cast<uint64_t>(pid));
-  std::lock_guard lock(mutex_);
-  asks_ = true;
-  return {};
-}
-
 Result<std::shared_ptr<shm::MappedRegion>> AscendDirectTransport::Import(const std::shared_ptr<shm::Socket>& owner,
-                                                                         const shm::PeerRegions::Wanted& wanted,
-                                                                         const shm::Message& mapped) {
-  const std::shared_ptr<NpuRuntime> runtime = Runtime();
-  NpuIpc* const ipc = MC_TRY(runtime->Ipc());
-  const auto at = MC_TRY(ipc->Import(wanted.region.npu_key, std::get<NpuRange>(wanted.local).at.device_id));
-  auto backing = std::make_shared<Imported>(runtime, *ipc, wanted.region.npu_key);
-  const NpuRange memory{at + mapped.offset, mapped.length, runtime.get(), true};
-  return std::make_shared<shm::MappedRegion>(owner, std::move(backing), memory, mapped.address);
+                                                                         const shm::Message& mapped,
+                                                                         const MemoryRange& local) {
+  if (owner->peer().pid == getpid()) {  // the runtime does not import there, and need not
+    const auto device = runtime_->DeviceOf(reinterpret_cast<const void*>(mapped.address));
+    if (!device) return Error(ErrorCode::TRANSFER_FAIL, "{:#x} is not on an NPU any more", mapped.address);
+    const NpuRange memory{{*device, static_cast<DeviceAddress>(mapped.address)}, mapped.length, runtime_.get()};
+    return std::make_shared<shm::MappedRegion>(owner, nullptr, memory, mapped.address);
+  }
+  const std::string key = mapped.key.data();
+  const auto at = MC_TRY(ipc_->calls->Import(key, std::get<NpuRange>(local).at.device_id));
+  const NpuRange memory{at + mapped.offset, mapped.length, runtime_.get(), true};
+  return std::make_shared<shm::MappedRegion>(owner, std::make_shared<Imported>(*ipc_->calls, key), memory,
+                                             mapped.address);
 }
 
 void AscendDirectTransport::Submit(std::vector<TransferOperation> operations, Caller caller) {
   std::vector<PieceCopy> copies;
   copies.reserve(operations.size());
   for (TransferOperation& operation : operations) {
-    if (operation.target->generation == generation_) {
-      auto copy = ResolveOwn(regions_, generation_, npu_runtime_, operation);
-      if (!copy) {
-        EndOperation(operation, std::unexpected(std::move(copy.error())));
-        continue;
-      }
-      copy->operation = std::move(operation);
-      copies.push_back(std::move(*copy));
-      continue;
-    }
-    Result<void> usable = Carries(operation.local, *operation.target, operation.region);
-    if (usable) usable = PrepareAsking();
-    if (!usable) {
-      EndOperation(operation, std::move(usable));
-    } else if (const auto region = peers_.FindOrAwait(operation)) {
+    if (const auto region = peers_.FindOrAwait(operation)) {
       shm::PeerRegions::Resolve(std::move(operation), region, copies);
     }
   }

@@ -47,18 +47,17 @@ void LocalTransport::WithdrawRegion(const Region&) {
   copier_.EndUnusable();
 }
 
-Result<PieceCopy> ResolveOwn(RegionRegistry& regions, const Uuid& generation, const NpuRuntimeSource& npu_runtime,
-                             const TransferOperation& operation) {
-  if (operation.target->generation != generation) {
+Result<PieceCopy> LocalTransport::Resolve(TransferOperation& operation) const {
+  if (operation.target->generation != generation_) {
     return Error(ErrorCode::STALE_SEGMENT, "segment '{}' is another process", operation.target->name);
   }
   const uint64_t address = operation.target_address;
   const size_t length = operation.length();
   // With a key as a peer would come; without one the memory is open to this process alone, or by grant.
-  RegionRegistry::Use use =
-      operation.region.key != 0
-          ? MC_TRY(regions.FindByKey(operation.region.key, address, length, operation.opcode == TransferOpcode::kWrite))
-          : MC_TRY(regions.Find(address, length));
+  RegionRegistry::Use use = operation.region.key != 0
+                                ? MC_TRY(regions_.FindByKey(operation.region.key, address, length,
+                                                            operation.opcode == TransferOpcode::kWrite))
+                                : MC_TRY(regions_.Find(address, length));
   if (!use.region().IsNpu()) {
     const HostRange remote(reinterpret_cast<std::byte*>(address), length);
     return PieceCopy{{}, remote, std::make_shared<HeldRegion>(std::move(use), nullptr)};
@@ -68,7 +67,7 @@ Result<PieceCopy> ResolveOwn(RegionRegistry& regions, const Uuid& generation, co
   if (const auto* local = std::get_if<NpuRange>(&operation.local)) {
     remote.runtime = local->runtime;
   } else {
-    runtime = npu_runtime();
+    runtime = npu_runtime_();
     remote.runtime = runtime.get();
   }
   if (remote.runtime == nullptr) {
@@ -82,7 +81,7 @@ void LocalTransport::Submit(std::vector<TransferOperation> operations, Caller ca
   std::vector<PieceCopy> copies;
   copies.reserve(operations.size());
   for (TransferOperation& operation : operations) {
-    auto copy = ResolveOwn(regions_, generation_, npu_runtime_, operation);
+    auto copy = Resolve(operation);
     if (!copy) {
       EndOperation(operation, std::unexpected(std::move(copy.error())));
       continue;

@@ -12,16 +12,10 @@
 
 namespace mooncake {
 
-// `npu_runtime` gives the runtime of this process's registered NPU memory, or null.
-using NpuRuntimeSource = std::function<std::shared_ptr<NpuRuntime>()>;
-
-// The operation's target range in this process, found and held; the copy's operation is empty still. STALE_SEGMENT when
-// the target is another process than `generation`.
-Result<PieceCopy> ResolveOwn(RegionRegistry& regions, const Uuid& generation, const NpuRuntimeSource& npu_runtime,
-                             const TransferOperation& operation);
-
 class LocalTransport final : public Transport {
  public:
+  // `npu_runtime` gives the runtime of this process's registered NPU memory, or null.
+  using NpuRuntimeSource = std::function<std::shared_ptr<NpuRuntime>()>;
   static Result<std::unique_ptr<LocalTransport>> Open(const TransportContext& context);
   static Result<std::unique_ptr<LocalTransport>> Open(const TransportContext& context, NpuRuntimeSource npu_runtime,
                                                       PiecewiseCopier::Limits limits);
@@ -34,6 +28,7 @@ class LocalTransport final : public Transport {
 
  private:
   LocalTransport(const TransportContext& context, NpuRuntimeSource npu_runtime, PiecewiseCopier::Limits limits);
+  Result<PieceCopy> Resolve(TransferOperation& operation) const;
 
   RegionRegistry& regions_;
   const Uuid generation_;

@@ -34,7 +34,10 @@ std::shared_ptr<MappedRegion> PeerRegions::FindOrAwait(TransferOperation& operat
                        fmt::format("{} transfers wait for memory of other processes already", waiting_count_));
     } else {
       const auto [waiting, added] = peer->waiting.try_emplace(id);
-      if (added) peer->to_ask.push_back(id);
+      if (added) {
+        peer->to_ask.push_back(id);
+        peer->first_local.insert_or_assign(id, operation.local);
+      }
       waiting->second.push_back(std::move(operation));
       ++waiting_count_;
     }
@@ -67,6 +70,7 @@ void PeerRegions::EndWaiting(Peer& peer, const Status& why, Leftovers& leftovers
     for (TransferOperation& operation : operations) leftovers.ended.emplace_back(std::move(operation), why);
   }
   peer.waiting.clear();
+  peer.first_local.clear();
   peer.to_ask.clear();
 }
 
@@ -151,7 +155,7 @@ Result<void> PeerRegions::Ask(Peer& peer) {
     Message question;
     question.kind = Kind::kMap;
     question.id = peer.to_ask.front();
-    question.offset = asker_.load(std::memory_order_relaxed);
+    question.asker = options_.asker;
     const Socket::Sent sent = peer.socket->Send(question);
     if (sent == Socket::Sent::kBroken) {
       return Error(ErrorCode::TRANSFER_FAIL, "process {} ('{}') is gone", peer.socket->peer().pid, peer.name);
@@ -230,6 +234,7 @@ Result<void> PeerRegions::Handle(Peer& peer, const Message& message, Fd fd) {
       Leftovers leftovers;
       {
         std::lock_guard lock(mutex_);
+        peer.first_local.erase(message.id);
         auto operations = peer.waiting.extract(message.id);
         waiting_count_ -= operations.mapped().size();
         for (TransferOperation& operation : operations.mapped()) {
@@ -252,17 +257,6 @@ Result<void> PeerRegions::Handle(Peer& peer, const Message& message, Fd fd) {
 }
 
 Result<std::shared_ptr<MappedRegion>> PeerRegions::Map(Peer& peer, const Message& message, const Fd& fd) {
-  if (callbacks_.importer) {
-    std::optional<Wanted> wanted;
-    {
-      std::lock_guard lock(mutex_);
-      if (const auto& waiting = peer.waiting.at(message.id); !waiting.empty()) {
-        wanted = Wanted{waiting.front().region, waiting.front().local};
-      }
-    }
-    if (!wanted) return nullptr;  // canceled meanwhile; it is asked for again when it is needed
-    return callbacks_.importer(peer.socket, *wanted, message);
-  }
   const auto id = MC_TRY(FileIdOf(fd));
   std::shared_ptr<MappedFile> file = peer.files[id].lock();
   if (file == nullptr) {
@@ -279,20 +273,25 @@ Result<std::shared_ptr<MappedRegion>> PeerRegions::Map(Peer& peer, const Message
   return std::make_shared<MappedRegion>(peer.socket, std::move(file), memory, message.address);
 }
 
+Result<std::shared_ptr<MappedRegion>> PeerRegions::Import(Peer& peer, const Message& message) {
+  if (message.key.back() != '\0') return Error(ErrorCode::TRANSFER_FAIL, "process '{}' sent garbage", peer.name);
+  MemoryRange local;
+  {
+    std::lock_guard lock(mutex_);
+    local = peer.first_local.at(message.id);
+  }
+  return callbacks_.importer(peer.socket, message, local);
+}
+
 void PeerRegions::OnMapped(Peer& peer, const Message& message, const Fd& fd) {
-  auto region = Map(peer, message, fd);
+  auto region = callbacks_.importer ? Import(peer, message) : Map(peer, message, fd);
   std::vector<TransferOperation> operations;
   {
     std::lock_guard lock(mutex_);
+    peer.first_local.erase(message.id);
     operations = std::move(peer.waiting.extract(message.id).mapped());
-    if (region && *region == nullptr && !operations.empty()) {
-      // They came after a look at those that wait: once more for them.
-      peer.waiting[message.id] = std::move(operations);
-      peer.to_ask.push_back(message.id);
-      return;
-    }
     waiting_count_ -= operations.size();
-    if (region && *region != nullptr) peer.regions[message.id] = *region;
+    if (region) peer.regions[message.id] = *region;
   }
   std::vector<PieceCopy> copies;
   for (TransferOperation& operation : operations) {

@@ -1,7 +1,6 @@
 // The asker's side: connections to other processes of this host, and what they have handed out.
 #pragma once
 
-#include <atomic>
 #include <deque>
 #include <functional>
 #include <map>
@@ -28,15 +27,12 @@ class PeerRegions {
     // Where descriptors say what is handed out, and by whom.
     uint64_t SegmentRegion::* id = &SegmentRegion::shm_id;
     std::string SegmentDescriptor::* socket = &SegmentDescriptor::shm_socket;
+    int64_t asker = 0;  // goes along with each question
   };
-  // What makes a region usable that comes without a file. For one of the operations that wait for it; on the loop's
-  // thread, without locks held.
-  struct Wanted {
-    SegmentRegion region;
-    MemoryRange local;
-  };
-  using Importer = std::function<Result<std::shared_ptr<MappedRegion>>(const std::shared_ptr<Socket>& owner,
-                                                                       const Wanted& wanted, const Message& mapped)>;
+  // Makes a region usable that comes with a key: on the loop's thread, without locks held. `local` is what the first
+  // operation that needed it moves.
+  using Importer = std::function<Result<std::shared_ptr<MappedRegion>>(
+      const std::shared_ptr<Socket>& owner, const Message& mapped, const MemoryRange& local)>;
   // Both on the loop's thread, without locks held.
   struct Callbacks {
     std::function<void(std::vector<PieceCopy>)> ready;
@@ -52,8 +48,6 @@ class PeerRegions {
   // The copy that an operation means, or nothing: then it has ended with the error.
   static void Resolve(TransferOperation operation, const std::shared_ptr<MappedRegion>& region,
                       std::vector<PieceCopy>& copies);
-  // Goes along with each question from here on.
-  void SetAsker(uint64_t asker) { asker_.store(asker, std::memory_order_relaxed); }
   void Cancel(BatchId tag);
   // On the loop's thread, as its `before_wait`.
   TimePoint Tick();
@@ -70,6 +64,7 @@ class PeerRegions {
     std::unordered_map<uint64_t, std::shared_ptr<MappedRegion>> regions;       // by shm_id
     std::map<std::pair<uint64_t, uint64_t>, std::weak_ptr<MappedFile>> files;  // the loop's thread only
     std::map<uint64_t, std::vector<TransferOperation>> waiting;                // by shm_id, until it is answered
+    std::map<uint64_t, MemoryRange> first_local;                               // of those
     std::deque<uint64_t> to_ask;
     std::set<uint64_t> asked;
   };
@@ -87,6 +82,7 @@ class PeerRegions {
   Result<void> Handle(Peer& peer, const Message& message, Fd fd);
   void OnMapped(Peer& peer, const Message& message, const Fd& fd);
   Result<std::shared_ptr<MappedRegion>> Map(Peer& peer, const Message& message, const Fd& fd);
+  Result<std::shared_ptr<MappedRegion>> Import(Peer& peer, const Message& message);
   void OnRevoke(Peer& peer, const Message& message);
   void Drop(const Uuid& generation, const Status& why);
   // With the lock.
@@ -99,7 +95,6 @@ class PeerRegions {
   const Options options_;
   const Callbacks callbacks_;
   std::mutex mutex_;  // what is sent under it never blocks
-  std::atomic<uint64_t> asker_{0};
   bool stopped_ = false;
   size_t waiting_count_ = 0;
   std::unordered_map<Uuid, std::unique_ptr<Peer>> peers_;  // taken out on the loop's thread only
