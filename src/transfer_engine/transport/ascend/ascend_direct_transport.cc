@@ -141,7 +141,9 @@ void AscendDirectTransport::EndExport(uint64_t id) {
   std::string key;
   {
     std::lock_guard lock(mutex_);
-    key = std::move(exports_.extract(id).mapped());
+    auto found = exports_.extract(id);
+    if (found.empty()) return;
+    key = std::move(found.mapped());
   }
   if (!server_->Remove(id)) return ipc_->calls->AbandonExport(key);
   if (const auto closed = ipc_->calls->CloseExport(key); !closed) {

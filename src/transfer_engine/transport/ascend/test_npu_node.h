@@ -1,6 +1,8 @@
-// One process's worth of the ascend transport, with blocks of NPU memory; for its tests.
+// One process's worth of the ascend transport on the emulated NPUs of one node, and blocks of their memory; for tests.
 #pragma once
 
+#include <cstdlib>
+#include <filesystem>
 #include <memory>
 
 #include "device/npu_runtime.h"
@@ -10,22 +12,44 @@
 
 namespace mooncake {
 
-// A block of NPU device 0.
+// The runtime, on devices that this process and those it starts share.
+inline std::shared_ptr<NpuRuntime> RuntimeOfNode() {
+  struct Folder {
+    Folder() {
+      if (getenv("ACLEMU_DIR") != nullptr) return;  // of the process that started this one
+      path = mkdtemp(path.data());
+      setenv("ACLEMU_DIR", path.c_str(), 1);
+      mine = true;
+    }
+    ~Folder() {
+      if (mine) std::filesystem::remove_all(path);
+    }
+    std::string path = "/dev/shm/mc-ascend-test-XXXXXX";
+    bool mine = false;
+  };
+  static const Folder folder;
+  auto runtime = OpenNpuRuntime();
+  EXPECT_TRUE(runtime) << runtime.error().ToString();
+  return *std::move(runtime);
+}
+
 struct NpuBlock {
-  NpuBlock(NpuRuntime& with, size_t bytes, unsigned seed) : runtime(with) {
-    EXPECT_TRUE(runtime.OpenDevice(0));
-    range = NpuRange{*runtime.Allocate(0, bytes), bytes, &runtime};
+  NpuBlock(NpuRuntime& with, int32_t device, size_t bytes, unsigned seed) : runtime(with) {
+    EXPECT_TRUE(runtime.OpenDevice(device));
+    range = NpuRange{*runtime.Allocate(device, bytes), bytes, &runtime};
     Fill(seed);
   }
   ~NpuBlock() { EXPECT_TRUE(runtime.Free(range.at)); }
   NpuBlock(const NpuBlock&) = delete;
   NpuBlock& operator=(const NpuBlock&) = delete;
-  void Fill(unsigned seed) { EXPECT_TRUE(CopyFromHost(range, Pattern(range.size, seed))); }
+  void Fill(unsigned seed) { Write(Pattern(range.size, seed)); }
+  void Write(const Bytes& bytes) { EXPECT_TRUE(CopyFromHost(range, bytes)); }
   Bytes Read() const {
     Bytes bytes(range.size);
     EXPECT_TRUE(CopyToHost(bytes, range));
     return bytes;
   }
+  MemoryRange Part(size_t offset, size_t length) const { return SubRange(range, offset, length); }
   uint64_t address() const { return static_cast<uint64_t>(range.at.device_ptr); }
 
   NpuRuntime& runtime;
@@ -33,24 +57,24 @@ struct NpuBlock {
 };
 
 struct NpuNode {
-  explicit NpuNode(std::shared_ptr<NpuRuntime> with, AscendDirectTransport::Limits limits = {})
-      : runtime(std::move(with)) {
-    auto opened = AscendDirectTransport::Open(context.Context(), [this] { return runtime; }, limits);
+  explicit NpuNode(std::shared_ptr<NpuRuntime> runtime, AscendDirectTransport::Limits limits = {}) {
+    auto opened = AscendDirectTransport::Open(context.Context(), std::move(runtime), limits);
     EXPECT_TRUE(opened) << opened.error().ToString();
     transport = std::move(*opened);
   }
-  std::shared_ptr<Region> Register(const NpuBlock& block, size_t offset, size_t length) {
+  std::shared_ptr<Region> Register(const NpuRange& range, RegionAccess access = RegionAccess::kOpen) {
     RegionOptions options;
-    options.device_id = 0;
-    options.location = "npu:0";
+    options.device_id = range.at.device_id;
+    options.location = "npu";
+    options.access = access;
     // Only the address is looked at.
-    return context.Register(*transport, HostRange(reinterpret_cast<std::byte*>(block.address() + offset), length),
-                            options);
+    return context.Register(
+        *transport, HostRange(reinterpret_cast<std::byte*>(static_cast<uintptr_t>(range.at.device_ptr)), range.size),
+        options);
   }
-  std::shared_ptr<Region> Register(const NpuBlock& block) { return Register(block, 0, block.range.size); }
+  std::shared_ptr<Region> Register(const NpuBlock& block) { return Register(block.range); }
   SegmentPtr Describe() const { return context.Describe(*transport); }
 
-  std::shared_ptr<NpuRuntime> runtime;
   TestContext context;
   std::unique_ptr<AscendDirectTransport> transport;
 };

@@ -35,8 +35,8 @@ class RegionServer {
   // Seals the memfd against shrinking and fills in shm_id and shm_offset. A memfd that cannot be sealed is not shared,
   // with a warning. INVALID_PARAMS when the region is not inside the file.
   Result<void> Add(Region& region);
-  // Offers memory that comes with a key instead of a file, and returns its id. Before a peer is told the key, `grant` is
-  // asked whether it may have it: on the loop's thread, without locks held.
+  // Offers memory that comes with a key instead of a file, and returns its id. Before a peer is told the key, `grant`
+  // is asked whether it may have it: on the loop's thread, without locks held.
   using Grant = std::function<Result<void>(int64_t asker)>;
   uint64_t Offer(uint64_t address, uint64_t length, std::string_view key, uint64_t offset, Grant grant);
   // Returns when no peer uses the region: each has said so, has closed its connection or was disconnected because it

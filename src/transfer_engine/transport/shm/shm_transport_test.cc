@@ -75,7 +75,7 @@ TEST_F(ShmTransportTest, ReachesSharedMemoryOfOtherProcessesOfThisHostOnly) {
   other.host_id = "";
   EXPECT_FALSE(asker_.transport->Reaches(range, other, region)) << "a host that does not tell";
   other = *target;
-  other.shm_socket = "mooncake-shm-2-x";
+  other.shm_socket = "mooncake-shm-1-x";
   EXPECT_FALSE(asker_.transport->Reaches(range, other, region)) << "a version of the messages that we do not speak";
 }
 
