@@ -9,7 +9,6 @@
 #include <sstream>
 #include <thread>
 
-#include "device/acl/test_emulator_probe.h"
 #include "transfer_engine/transport/ascend/test_npu_node.h"
 #include "transfer_engine/transport/rdma/test_child.h"
 
@@ -144,10 +143,9 @@ class AscendProcessTest : public ::testing::Test {
     EXPECT_EQ(EmulatorProbe::LiveBlocks(), 0);
   }
   // Exports and imports of this process.
-  virtual void ExpectNothingLeft() {
-    EXPECT_EQ(EmulatorProbe::Calls("aclrtIpcMemClose"), EmulatorProbe::Calls("aclrtIpcMemGetExportKey") +
-                                                            EmulatorProbe::Calls("aclrtIpcMemImportByKey") - failed_);
-    EXPECT_EQ(EmulatorProbe::Stats().violations, violations_);
+  void ExpectNothingLeft() const {
+    EXPECT_EQ(calls_.closes(), calls_.exports() + calls_.imports() - failed_);
+    EXPECT_EQ(calls_.violations(), violations_);
   }
   Result<void> Transfer(TransferOpcode opcode, const Child& child) {
     return Do(*node_->transport, opcode, local_->range, child.segment(), child.address());
@@ -159,6 +157,7 @@ class AscendProcessTest : public ::testing::Test {
   }
 
   const std::shared_ptr<NpuRuntime> runtime_ = RuntimeOfNode();
+  const IpcCalls calls_;
   uint64_t failed_ = 0;      // imports that failed
   uint64_t violations_ = 0;  // rules of the runtime that the test broke by intent
   std::unique_ptr<NpuNode> node_;
@@ -180,7 +179,7 @@ TEST_F(AscendProcessTest, BytesGoBothWaysWithinAndBetweenDevices) {
     EXPECT_TRUE(shared_->Read() == Pattern(kSize, 77));
     node_->context.Unregister(*node_->transport, region_);
   }
-  EXPECT_EQ(EmulatorProbe::Calls("aclrtIpcMemImportByKey"), 2u) << "each region once";
+  EXPECT_EQ(calls_.imports(), 2u) << "each region once";
 }
 
 TEST_F(AscendProcessTest, MovesExactlyTheRange) {
@@ -222,7 +221,7 @@ TEST_F(AscendProcessTest, ManyThreadsOfBothDevicesShareOneImport) {
     });
   }
   for (auto& thread : threads) thread.join();
-  EXPECT_EQ(EmulatorProbe::Calls("aclrtIpcMemImportByKey"), 1u);
+  EXPECT_EQ(calls_.imports(), 1u);
 }
 
 TEST_F(AscendProcessTest, KeyAloneOpensNothing) {
@@ -345,12 +344,12 @@ TEST_F(AscendProcessTest, MemoryThatAStoppedPeerHoldsIsNotSharedAgainBeforeItLet
   child.Stop();
   node_->context.Unregister(*node_->transport, region_);
   EXPECT_EQ(node_->transport->unacknowledged(), 1u);
-  EXPECT_EQ(EmulatorProbe::Calls("aclrtIpcMemClose"), 0u);
+  EXPECT_EQ(calls_.closes(), 0u);
   region_ = node_->Register(*shared_);
   EXPECT_EQ(region_->published.npu_id, 0u) << "the key is with the other process still";
   node_->context.Unregister(*node_->transport, region_);
-  failed_ -= EmulatorProbe::Calls("aclrtIpcMemClose");  // refused
-  violations_ = EmulatorProbe::Calls("aclrtIpcMemClose");
+  failed_ -= calls_.closes();  // refused
+  violations_ = calls_.closes();
   child.Continue();
   // It meets the withdrawal first; in between its write may still succeed or fail with the connection.
   while (child.Ask("write 4") != "ADDRESS_NOT_REGISTERED") {

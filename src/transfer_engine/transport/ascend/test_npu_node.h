@@ -1,10 +1,9 @@
 // One process's worth of the ascend transport on the emulated NPUs of one node, and blocks of their memory; for tests.
 #pragma once
 
-#include <cstdlib>
-#include <filesystem>
 #include <memory>
 
+#include "device/acl/test_emulator_probe.h"
 #include "device/npu_runtime.h"
 #include "device/test_pattern.h"
 #include "transfer_engine/transport/ascend/ascend_direct_transport.h"
@@ -14,25 +13,28 @@ namespace mooncake {
 
 // The runtime, on devices that this process and those it starts share.
 inline std::shared_ptr<NpuRuntime> RuntimeOfNode() {
-  struct Folder {
-    Folder() {
-      if (getenv("ACLEMU_DIR") != nullptr) return;  // of the process that started this one
-      path = mkdtemp(path.data());
-      setenv("ACLEMU_DIR", path.c_str(), 1);
-      mine = true;
-    }
-    ~Folder() {
-      if (mine) std::filesystem::remove_all(path);
-    }
-    std::string path = "/dev/shm/mc-ascend-test-XXXXXX";
-    bool mine = false;
-  };
-  static const Folder folder;
+  ShareEmulatedDevices();
   auto runtime = OpenNpuRuntime();
   EXPECT_TRUE(runtime) << runtime.error().ToString();
   return *std::move(runtime);
 }
 
+// What this process has asked of the runtime since this was made.
+class IpcCalls {
+ public:
+  uint64_t exports() const { return EmulatorProbe::Calls("aclrtIpcMemGetExportKey") - exports_; }
+  uint64_t imports() const { return EmulatorProbe::Calls("aclrtIpcMemImportByKey") - imports_; }
+  uint64_t closes() const { return EmulatorProbe::Calls("aclrtIpcMemClose") - closes_; }
+  uint64_t violations() const { return EmulatorProbe::Stats().violations - violations_; }
+
+ private:
+  const uint64_t exports_ = EmulatorProbe::Calls("aclrtIpcMemGetExportKey");
+  const uint64_t imports_ = EmulatorProbe::Calls("aclrtIpcMemImportByKey");
+  const uint64_t closes_ = EmulatorProbe::Calls("aclrtIpcMemClose");
+  const uint64_t violations_ = EmulatorProbe::Stats().violations;
+};
+
+// Dies after what it is registered with.
 struct NpuBlock {
   NpuBlock(NpuRuntime& with, int32_t device, size_t bytes, unsigned seed) : runtime(with) {
     EXPECT_TRUE(runtime.OpenDevice(device));
