@@ -196,7 +196,10 @@ bool PeerRegions::HandleNext(const Uuid& generation) {
     case Socket::Received::kNothing:
       return false;
     case Socket::Received::kMessage:
-      if (auto handled = Handle(*peer, message, std::move(fd)); !handled) Drop(generation, handled.error());
+      if (auto handled = Handle(*peer, message, std::move(fd)); !handled) {
+        Drop(generation, handled.error());
+        return false;  // by now there may be another peer of this generation, which is not connected yet
+      }
       return true;
     case Socket::Received::kClosed:
       Drop(generation, Status(ErrorCode::TRANSFER_FAIL,

@@ -174,6 +174,28 @@ TEST_F(ShmTransportTest, AnotherGenerationBehindTheSocketIsStale) {
   EXPECT_TRUE(Do(*asker_.transport, kRead, HostRange(local), owner_.Describe(), AddressOf(*buffer)));
 }
 
+TEST_F(ShmTransportTest, ThreadsThatKeepAskingAStaleOwnerAreAllTold) {
+  const auto buffer = MakeShared(4096);
+  owner_.Register(*buffer);
+  SegmentDescriptor old = *owner_.Describe();
+  old.generation = Uuid::Random();
+  const auto target = std::make_shared<const SegmentDescriptor>(old);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      Bytes local(1);
+      for (int i = 0; i < 500; ++i) {
+        const auto stale = Do(*asker_.transport, kRead, HostRange(local), target, AddressOf(*buffer));
+        ASSERT_FALSE(stale);
+        // The connection that was told may end before the question of another thread is sent.
+        EXPECT_TRUE(stale.error().code() == ErrorCode::STALE_SEGMENT ||
+                    stale.error().code() == ErrorCode::TRANSFER_FAIL);
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+}
+
 TEST_F(ShmTransportTest, ClosedOwnerIsStaleAlsoAfterItWasMapped) {
   const auto buffer = MakeShared(4096);
   Bytes local(1);
