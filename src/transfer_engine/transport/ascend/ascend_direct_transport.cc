@@ -94,14 +94,14 @@ AscendDirectTransport::~AscendDirectTransport() {
   peers_.Stop();
 }
 
-std::string AscendDirectTransport::WhyNot(const MemoryRange& local, const SegmentDescriptor& target,
-                                          const SegmentRegion& region) const {
+std::string_view AscendDirectTransport::Obstacle(const MemoryRange& local, const SegmentDescriptor& target,
+                                                 const SegmentRegion& region) const {
   if (target.generation == generation_) return "the target is this engine";
   if (IsHost(local)) return "it copies from NPU to NPU, and the local memory is the host's";
   if (host_id_.empty() || target.host_id != host_id_) {
     return "the target is on another node, and the cross-node engine (HIXL) is not built";
   }
-  if (!ipc_) return std::string(ipc_.error().message());
+  if (!ipc_) return ipc_.error().message();
   if (region.npu_id == 0 || !target.npu_socket.starts_with(shm::kSocketPrefix)) {
     return "it copies from NPU to NPU, and the target's memory is the host's, or not shared with other processes (its "
            "log says why; CANN before 8.5 has no aclrtIpcMemGetExportKey)";

@@ -5,6 +5,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 
 #include "device/npu_runtime.h"
 #include "transfer_engine/transport.h"
@@ -36,10 +37,12 @@ class AscendDirectTransport final : public Transport {
 
   const char* name() const override { return "ascend"; }
   bool Reaches(const MemoryRange& local, const SegmentDescriptor& target, const SegmentRegion& region) const override {
-    return WhyNot(local, target, region).empty();
+    return Obstacle(local, target, region).empty();
   }
   std::string WhyNot(const MemoryRange& local, const SegmentDescriptor& target,
-                     const SegmentRegion& region) const override;
+                     const SegmentRegion& region) const override {
+    return std::string(Obstacle(local, target, region));
+  }
   // Memory that cannot be exported is not shared, with a warning.
   Result<void> RegisterRegion(Region& region) override;
   void WithdrawRegion(const Region& region) override;
@@ -60,6 +63,8 @@ class AscendDirectTransport final : public Transport {
   static Result<Ipc> FindIpc(NpuRuntime& runtime);
   AscendDirectTransport(const TransportContext& context, std::shared_ptr<NpuRuntime> runtime, Limits limits,
                         std::unique_ptr<shm::EventLoop> loop, bool any_user);
+  std::string_view Obstacle(const MemoryRange& local, const SegmentDescriptor& target,
+                            const SegmentRegion& region) const;
   void EndExport(uint64_t id);
   Result<std::shared_ptr<shm::MappedRegion>> Import(const std::shared_ptr<shm::Socket>& owner,
                                                     const shm::Message& mapped, const MemoryRange& local);
