@@ -1,6 +1,7 @@
 // One process's worth of the ascend transport on the emulated NPUs of one node, and blocks of their memory; for tests.
 #pragma once
 
+#include <cstring>
 #include <memory>
 
 #include "device/acl/test_emulator_probe.h"
@@ -50,6 +51,10 @@ struct NpuBlock {
     Bytes bytes(range.size);
     EXPECT_TRUE(CopyToHost(bytes, range));
     return bytes;
+  }
+  bool Holds(const Bytes& expected) const {
+    const Bytes bytes = Read();  // compared at once, as they are many
+    return bytes.size() == expected.size() && std::memcmp(bytes.data(), expected.data(), bytes.size()) == 0;
   }
   MemoryRange Part(size_t offset, size_t length) const { return SubRange(range, offset, length); }
   uint64_t address() const { return static_cast<uint64_t>(range.at.device_ptr); }
