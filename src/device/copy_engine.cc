@@ -60,6 +60,7 @@ bool CopyEngine::WhollyPinned(const std::byte* at, size_t size) const {
 
 CopyEngine::Route CopyEngine::Choose(const NpuCopy& copy, bool alone) {
   // The runtime itself shall refuse what does not fit.
+  if (copy.imported()) return {Way::kDirect};  // the import made its device reachable
   if (copy.size > copy.capacity) return {};
   if (alone && copy.size < options_.async_from_bytes) return {};
   if (copy.direction() == CopyDirection::kDeviceToDevice) {
@@ -116,6 +117,10 @@ void CopyEngine::TellNoLane(const Status& why) {
 }
 
 Result<void> CopyEngine::Synchronous(const NpuCopy& copy) {
+  if (copy.imported()) {
+    return Error(ErrorCode::DATA_COPY_FAILED,
+                 "{}: memory of another process is copied by streams only, and none can be had", Describe(copy));
+  }
   const bool between = copy.direction() == CopyDirection::kDeviceToDevice;
   if (between && copy.source.device_id() != copy.target.device_id() &&
       !driver_.EnsurePeerAccess(copy.source.device_id(), copy.target.device_id())) {
@@ -228,7 +233,9 @@ void CopyEngine::Settle(const Result<void>& outcome, std::span<const size_t> mem
                         std::span<Result<void>> results) {
   // After a time-out the next copy would hang as well.
   const bool retry = !outcome && !IsTimeOut(outcome);
-  for (const size_t i : members) results[i] = retry ? Synchronous(copies[i]) : outcome;
+  for (const size_t i : members) {
+    results[i] = !retry ? outcome : copies[i].imported() ? Copy(copies[i]) : Synchronous(copies[i]);
+  }
 }
 
 void CopyEngine::CopyMany(std::span<const NpuCopy> copies, std::span<Result<void>> results) {

@@ -17,6 +17,7 @@ struct NpuRange {
   AscendUnifiedPointer at;
   size_t size = 0;
   NpuRuntime* runtime = nullptr;  // outlives the range
+  bool imported = false;          // of another process (NpuIpc): only copied from and to memory of devices
 };
 
 using HostRange = std::span<std::byte>;
@@ -36,7 +37,7 @@ inline MemoryRange SubRange(const MemoryRange& range, size_t offset, size_t size
   MC_CHECK(offset <= SizeOf(range) && size <= SizeOf(range) - offset, "[{}, +{}) of {} B", offset, size, SizeOf(range));
   if (const auto* host = std::get_if<HostRange>(&range)) return host->subspan(offset, size);
   const auto& npu = std::get<NpuRange>(range);
-  return NpuRange{npu.at + offset, size, npu.runtime};
+  return NpuRange{npu.at + offset, size, npu.runtime, npu.imported};
 }
 
 // One copy of a batch: ranges of equal size, which do not overlap. `result` is written by whoever does it.

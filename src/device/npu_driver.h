@@ -24,21 +24,29 @@ class CopyEnd {
  public:
   static CopyEnd Host(const std::byte* at) { return {-1, reinterpret_cast<uintptr_t>(at)}; }
   static CopyEnd Device(AscendUnifiedPointer at) { return {at.device_id, static_cast<uintptr_t>(at.device_ptr)}; }
+  // Memory of a device that another process has handed out: runtimes copy it asynchronously and between devices only,
+  // at any alignment.
+  static CopyEnd Imported(AscendUnifiedPointer at) {
+    return {at.device_id, static_cast<uintptr_t>(at.device_ptr), true};
+  }
 
   bool on_host() const { return device_id_ < 0; }
   int32_t device_id() const { return device_id_; }  // -1: host
+  bool imported() const { return imported_; }
   // For arithmetic and for the driver; only host() may be read or written by the CPU.
   uintptr_t address() const { return address_; }
   std::byte* host() const {
     MC_CHECK(on_host(), "memory of NPU device {} taken for host memory", device_id_);
     return reinterpret_cast<std::byte*>(address_);
   }
-  CopyEnd operator+(size_t bytes) const { return {device_id_, address_ + bytes}; }
+  CopyEnd operator+(size_t bytes) const { return {device_id_, address_ + bytes, imported_}; }
 
  private:
-  CopyEnd(int32_t device_id, uintptr_t address) : device_id_(device_id), address_(address) {}
+  CopyEnd(int32_t device_id, uintptr_t address, bool imported = false)
+      : device_id_(device_id), address_(address), imported_(imported) {}
   int32_t device_id_;
   uintptr_t address_;
+  bool imported_;
 };
 
 // `size` bytes, more than 0, between ranges that do not overlap; at least one end is on a device. The target really
@@ -54,8 +62,10 @@ struct NpuCopy {
     return target.on_host() ? CopyDirection::kDeviceToHost : CopyDirection::kDeviceToDevice;
   }
   const CopyEnd& host_end() const { return source.on_host() ? source : target; }
-  // The device whose stream does it: the target's between devices.
-  int32_t device_id() const { return target.on_host() ? source.device_id() : target.device_id(); }
+  // Whether one end is of another process.
+  bool imported() const { return source.imported() || target.imported(); }
+  // The device whose stream does it: the target's between devices, but never that of imported memory.
+  int32_t device_id() const { return target.on_host() || target.imported() ? source.device_id() : target.device_id(); }
   // Bytes [offset, offset + bytes) of it.
   NpuCopy Part(size_t offset, size_t bytes) const {
     MC_CHECK(offset <= size && bytes <= size - offset, "[{}, +{}) of {} B", offset, bytes, size);
@@ -81,8 +91,8 @@ class NpuStream {
   virtual ~NpuStream() = default;
 
   // Queues copies of one direction; among themselves they are unordered. Host ends are page-locked and no copy spans
-  // two registrations, all ends are aligned to kAsyncAlignment. Memory must stay untouched until the stream is known to
-  // be done with it. After an error some of them may be queued.
+  // two registrations, all ends are aligned to kAsyncAlignment unless one is imported. Memory must stay untouched until
+  // the stream is known to be done with it. After an error some of them may be queued.
   virtual Result<void> Submit(std::span<const NpuCopy> copies) = 0;
   // A place behind everything submitted so far. Each mark must be awaited, or the stream synchronized, some time.
   virtual Result<Mark> MarkHere() = 0;

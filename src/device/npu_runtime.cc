@@ -24,6 +24,10 @@ void NpuRuntime::CopyMany(std::span<RangeCopy> copies) {
   for (RangeCopy& copy : copies) copy.result = CopyOne(*this, copy);
 }
 
+Result<NpuIpc*> NpuRuntime::Ipc() {
+  return Error(ErrorCode::NOT_IMPLEMENTED, "the NPU runtime shares no memory between processes");
+}
+
 Result<std::shared_ptr<void>> NpuRuntime::RegisterHost(int32_t device_id, std::span<std::byte> memory) {
   return Error(ErrorCode::NOT_IMPLEMENTED, "the runtime of NPU device {} cannot page-lock {} B of host memory",
                device_id, memory.size());

@@ -11,6 +11,7 @@
 #include "common/status.h"
 #include "device/memory_range.h"
 #include "device/memory_type.h"
+#include "device/npu_ipc.h"
 
 namespace mooncake {
 
@@ -64,6 +65,9 @@ class NpuRuntime {
 
   // Streams and page-locked memory of the same devices; lives as long as the runtime. Null when it has none.
   virtual NpuDriver* AsyncDriver() { return nullptr; }
+  // For sharing device memory with other processes of this host; lives as long as the runtime. NOT_IMPLEMENTED, naming
+  // the function that is missing, where the runtime cannot.
+  virtual Result<NpuIpc*> Ipc();
 
   // True once a call has shown that the device is gone for good (507010 and its like): nothing on it can be used.
   virtual bool DeviceLost(int32_t device_id) const { return device_id < 0; }

@@ -88,5 +88,27 @@ TEST_F(EngineOptionsTest, WrongValuesAreNamedWithTheirVariable) {
   }
 }
 
+TEST(EngineProtocolsTest, UnknownOneIsRefused) {
+  TransferEngineOptions options;
+  options.protocols = {"tcp", "pigeon"};
+  const auto engine = TransferEngine::Open(std::move(options));
+  ASSERT_FALSE(engine);
+  EXPECT_EQ(engine.error().code(), ErrorCode::INVALID_PARAMS);
+  EXPECT_NE(engine.error().message().find("'pigeon'"), std::string::npos) << engine.error().ToString();
+}
+
+TEST(EngineProtocolsTest, AscendIsThereOrTheErrorNamesTheBuildOption) {
+  TransferEngineOptions options;
+  options.local_name = "127.0.0.1";
+  options.protocols = {"ascend"};
+  const auto engine = TransferEngine::Open(std::move(options));
+  if (engine) {
+    EXPECT_EQ((*engine)->TransportNames().back(), "ascend");
+    return;
+  }
+  EXPECT_NE(engine.error().message().find("protocol 'ascend'"), std::string::npos) << engine.error().ToString();
+  EXPECT_NE(engine.error().message().find("USE_ASCEND_"), std::string::npos) << engine.error().ToString();
+}
+
 }  // namespace
 }  // namespace mooncake

@@ -19,7 +19,7 @@ const char* OpcodeName(TransferOpcode opcode) {
 
 // The others are recognised by identities, and no target lists them.
 bool IsListed(std::string_view transport) {
-  return transport != "local" && transport != "shm" && transport != "ascend_rdma";
+  return transport != "local" && transport != "shm" && transport != "ascend" && transport != "ascend_rdma";
 }
 
 bool Offers(const SegmentDescriptor& segment, std::string_view transport) {

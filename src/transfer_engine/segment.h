@@ -33,6 +33,8 @@ struct SegmentRegion {
   // same host: the memory is this many bytes into the memfd that the segment's process hands out under `shm_id`.
   uint64_t shm_id = 0;  // 0: not shared
   uint64_t shm_offset = 0;
+  // same host, NPU memory: the segment's process lets others import it who ask for it under `npu_id`.
+  uint64_t npu_id = 0;  // 0: not shared
 
   bool Covers(uint64_t first, uint64_t bytes) const {
     return first >= address && bytes <= length && first - address <= length - bytes;
@@ -48,6 +50,7 @@ struct SegmentDescriptor {
   Endpoint tcp_data;                   // port 0: no tcp
   std::string host_id;                 // equal on both sides: same host, same memory
   std::string shm_socket;              // abstract socket that hands out memfds; "": none
+  std::string npu_socket;              // abstract socket that lets others import NPU memory; "": none
   std::vector<SegmentDevice> devices;
   std::vector<SegmentRegion> regions;  // sorted by address, disjoint
   std::string topology;                // JSON of Topology::ToJson

@@ -44,6 +44,7 @@ json EncodeRegion(const SegmentRegion& region, size_t devices) {
     out["shm_id"] = region.shm_id;
     out["shm_offset"] = region.shm_offset;
   }
+  if (region.npu_id != 0) out["npu_id"] = region.npu_id;
   return out;
 }
 
@@ -164,6 +165,7 @@ Result<SegmentRegion> DecodeRegion(const json& object, const Place& place) {
   region.mr_piece_bytes = MC_TRY(Unsigned<uint64_t>(object, "mr_piece_bytes", place));
   region.shm_id = MC_TRY(Unsigned<uint64_t>(object, "shm_id", place));
   region.shm_offset = MC_TRY(Unsigned<uint64_t>(object, "shm_offset", place));
+  region.npu_id = MC_TRY(Unsigned<uint64_t>(object, "npu_id", place));
   if (region.address == 0) return Wrong(place.Of("addr"), "missing or 0");
   if (region.length == 0) return Wrong(place.Of("length"), "missing or 0");
   if (region.length > UINT64_MAX - region.address) {
@@ -329,6 +331,7 @@ class Reader {
     segment.tcp_data.port = MC_TRY(Unsigned<uint16_t>(root, "tcp_data_port", {}));
     segment.host_id = MC_TRY(Text(root, "host_id", {}));
     segment.shm_socket = MC_TRY(Text(root, "shm_socket", {}));
+    segment.npu_socket = MC_TRY(Text(root, "npu_socket", {}));
     segment.topology = MC_TRY(DecodeTopology(root));
     if (const json* devices = Member(root, "devices")) segment.devices = MC_TRY(DecodeDevices(*devices));
     if (const json* left = Member(root, "buffers"); left != nullptr && !(left->is_array() && left->empty())) {
@@ -387,6 +390,7 @@ std::string EncodeSegment(const SegmentDescriptor& segment) {
   }
   if (!segment.host_id.empty()) root["host_id"] = segment.host_id;
   if (!segment.shm_socket.empty()) root["shm_socket"] = segment.shm_socket;
+  if (!segment.npu_socket.empty()) root["npu_socket"] = segment.npu_socket;
   for (const SegmentDevice& device : segment.devices) {
     root["devices"].push_back({{"name", device.name}, {"lid", device.lid}, {"gid", device.gid}});
   }

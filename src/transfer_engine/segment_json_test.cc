@@ -25,6 +25,7 @@ SegmentDescriptor Example() {
   segment.tcp_data = {"10.0.0.7", 65535};
   segment.host_id = "host \"7\"\n";
   segment.shm_socket = "mooncake-shm-1";
+  segment.npu_socket = "mooncake-shm-2";
   segment.devices = {{"mlx5_0", 65535, "fe:80:00:00:00:00:00:00:00:11:22:33:44:55:66:77"},
                      {"mlx5_1", 0, "00:00:00:00:00:00:00:00:00:00:ff:ff:0a:00:00:07"}};
   segment.regions = {{.address = 1, .length = 4095, .location = "cpu:0", .key = UINT64_MAX, .rkeys = {{0, UINT32_MAX}}},
@@ -35,7 +36,8 @@ SegmentDescriptor Example() {
                       .mr_piece_bytes = 1000,
                       .rkeys = {{1, 2}, {3, 4}, {5, 6}},
                       .shm_id = 9'007'199'254'740'993,
-                      .shm_offset = UINT64_MAX - 2500},
+                      .shm_offset = UINT64_MAX - 2500,
+                      .npu_id = 9'007'199'254'740'995},
                      {.address = UINT64_MAX - 10, .length = 10, .location = "npu:1"}};
   segment.topology = R"({"cpu:0":[["mlx5_0"],["mlx5_1"]],"npu:1":[["mlx5_1"],["mlx5_0"]]})";
   return segment;
@@ -50,6 +52,7 @@ void ExpectEqual(const SegmentDescriptor& a, const SegmentDescriptor& b) {
   EXPECT_EQ(a.tcp_data, b.tcp_data);
   EXPECT_EQ(a.host_id, b.host_id);
   EXPECT_EQ(a.shm_socket, b.shm_socket);
+  EXPECT_EQ(a.npu_socket, b.npu_socket);
   EXPECT_EQ(a.topology, b.topology);
   ASSERT_EQ(a.devices.size(), b.devices.size());
   for (size_t i = 0; i < a.devices.size(); ++i) {
@@ -67,6 +70,7 @@ void ExpectEqual(const SegmentDescriptor& a, const SegmentDescriptor& b) {
     EXPECT_EQ(a.regions[i].rkeys, b.regions[i].rkeys);
     EXPECT_EQ(a.regions[i].shm_id, b.regions[i].shm_id);
     EXPECT_EQ(a.regions[i].shm_offset, b.regions[i].shm_offset);
+    EXPECT_EQ(a.regions[i].npu_id, b.regions[i].npu_id);
   }
 }
 
@@ -185,6 +189,7 @@ TEST(SegmentJsonTest, RefusesWrongRegions) {
   ExpectRefused(PatchedRegion(R"({"length": null})"), "$.buffers[1].length");
   ExpectRefused(PatchedRegion(R"({"length": 18446744073709551615})"), "$.buffers[1].length");
   ExpectRefused(PatchedRegion(R"({"shm_offset": 18446744073709551615})"), "$.buffers[1].shm_offset");
+  ExpectRefused(PatchedRegion(R"({"npu_id": "3"})"), "$.buffers[1].npu_id");
   ExpectRefused(PatchedRegion(R"({"key": -1})"), "$.buffers[1].key");
 }
 

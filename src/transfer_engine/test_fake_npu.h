@@ -13,7 +13,7 @@
 
 namespace mooncake {
 
-class FakeNpu final : public NpuRuntime {
+class FakeNpu : public NpuRuntime {
  public:
   int32_t DeviceCount() const override { return 1; }
   Result<void> OpenDevice(int32_t) override { return {}; }

@@ -41,7 +41,7 @@ struct TransferEngineOptions {
   std::vector<std::string> protocols = {"rdma", "tcp"};
   bool strict_protocol = false;            // MC_STRICT_PROTOCOL
   bool force_tcp = false;                  // MC_FORCE_TCP: tcp carries everything, also within the process and the host
-  bool same_host = true;                   // not MC_NO_SAME_HOST: "local" and "shm" where both ends allow it
+  bool same_host = true;                   // not MC_NO_SAME_HOST: "local", "shm", "ascend" where both ends allow it
   std::vector<std::string> device_filter;  // RDMA devices that may be used; empty: all
   std::string custom_topology;             // JSON (MC_CUSTOM_TOPO_JSON); empty: found out
   size_t io_threads = 2;                   // of the control and tcp connections

@@ -47,7 +47,7 @@ enum class Caller : uint8_t {
 class Transport {
  public:
   virtual ~Transport() = default;
-  // "tcp", "rdma", "shm", "local": what descriptors, errors and metrics call it.
+  // "tcp", "rdma", "shm", "ascend", "local": what descriptors, errors and metrics call it.
   virtual const char* name() const = 0;
 
   // Whether it can carry an operation between these; decides by kind of memory, host, devices, keys; asks nobody.
@@ -55,9 +55,9 @@ class Transport {
                        const SegmentRegion& region) const = 0;
 
   // Why it cannot, for the caller of a request that nothing carries; "": nothing to add.
-  virtual std::string WhyNot(const MemoryRange& local, const SegmentDescriptor& target,
-                             const SegmentRegion& region) const {
-    return static_cast<void>(local), static_cast<void>(target), static_cast<void>(region), std::string();
+  virtual std::string WhyNot(const MemoryRange& /*local*/, const SegmentDescriptor& /*target*/,
+                             const SegmentRegion& /*region*/) const {
+    return "";
   }
 
   // Makes a reserved region usable and fills in its part of `region.published`. What cannot be used by this transport

@@ -5,7 +5,11 @@
 #include <string_view>
 
 #include "common/log.h"
+#include "device/npu_runtime.h"
 #include "transfer_engine/protocol_names.h"
+#ifdef MC_HAS_ASCEND_DIRECT
+#include "transfer_engine/transport/ascend/ascend_direct_transport.h"
+#endif
 #ifdef MC_HAS_ASCEND_RDMA
 #include "transfer_engine/transport/ascend_rdma/ascend_rdma_transport.h"
 #endif
@@ -38,6 +42,23 @@ Result<bool> AppendRdma(const TransportContext& context, std::vector<TransportPt
   return false;
 }
 
+// Where it is asked for, or where NPU memory is in use.
+Result<void> AppendAscend(const TransportContext& context, std::vector<TransportPtr>& transports) {
+  const bool asked = std::ranges::find(context.options.protocols, "ascend") != context.options.protocols.end();
+#ifdef MC_HAS_ASCEND_DIRECT
+  if (!asked && (!context.options.same_host || UsedNpuRuntime() == nullptr)) return {};
+  const Result<void> opened = Append<AscendDirectTransport>(context, transports);
+  if (!opened) return Annotate(opened.error(), "protocol 'ascend'");
+#else
+  static_cast<void>(transports);
+  if (asked) {
+    return Error(ErrorCode::NOT_SUPPORTED_TRANSPORT,
+                 "protocol 'ascend' is not in this build: its CMake option USE_ASCEND_DIRECT is off");
+  }
+#endif
+  return {};
+}
+
 // The way of NPU memory over the host transports that there are. Last, so that it goes before them. Without being named
 // it costs nothing until NPU memory is registered.
 Result<void> AppendBridge(const TransportContext& context, std::vector<TransportPtr>& transports) {
@@ -63,8 +84,9 @@ Result<void> AppendBridge(const TransportContext& context, std::vector<Transport
 Result<std::vector<TransportPtr>> OpenTransports(const TransportContext& context) {
   const TransferEngineOptions& options = context.options;
   for (const std::string& protocol : options.protocols) {
-    if (protocol != "rdma" && protocol != "tcp" && protocol != kBridgeProtocol) {
-      return Error(ErrorCode::INVALID_PARAMS, "protocol '{}' is none of 'rdma', 'tcp' and 'ascend_rdma'", protocol);
+    if (protocol != "rdma" && protocol != "tcp" && protocol != "ascend" && protocol != kBridgeProtocol) {
+      return Error(ErrorCode::INVALID_PARAMS, "protocol '{}' is none of 'rdma', 'tcp', 'ascend', 'ascend_rdma'",
+                   protocol);
     }
   }
   std::vector<TransportPtr> transports;
@@ -77,15 +99,15 @@ Result<std::vector<TransportPtr>> OpenTransports(const TransportContext& context
     MC_TRY(Append<LocalTransport>(context, transports));
     MC_TRY(Append<ShmTransport>(context, transports));
   }
-  const bool names_wire = options.protocols != std::vector<std::string>{kBridgeProtocol};
+  MC_TRY(AppendAscend(context, transports));
+  const bool names_wire =
+      std::ranges::any_of(options.protocols, [](const auto& name) { return name == "rdma" || name == "tcp"; });
   bool has_tcp = false;
   bool wants_tcp = false;
   for (const std::string& protocol : options.protocols) {
-    if (protocol == "rdma" || !names_wire) {
+    if (protocol == "rdma" || (protocol == kBridgeProtocol && !names_wire)) {
       wants_tcp |= !MC_TRY(AppendRdma(context, transports));
-    } else if (protocol == kBridgeProtocol) {
-      continue;
-    } else if (!std::exchange(has_tcp, true)) {
+    } else if (protocol == "tcp" && !std::exchange(has_tcp, true)) {
       MC_TRY(Append<TcpTransport>(context, transports));
     }
   }

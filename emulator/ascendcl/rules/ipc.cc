@@ -89,7 +89,10 @@ aclError Export(Runtime& runtime, void* ptr, size_t size, char* text, uint64_t f
   if (place.cls != MemClass::kDevice || place.range->origin != Origin::kMalloc) {
     return Refuse(Rule::kV2, ACL_ERROR_RT_PARAM_INVALID, "%p is not memory of aclrtMalloc", ptr);
   }
-  ACLEMU_TRY(CheckInside(place, "devPtr", size));
+  // The last page is exported whole, where the block does not fill it.
+  if (size > place.range->paged - place.offset()) {
+    return Refuse(Rule::kC5, ACL_ERROR_RT_PARAM_INVALID, "devPtr %p + %zu leaves the pages of its block", ptr, size);
+  }
   uint64_t page = place.range->huge ? kChunk : kPage;
   if ((place.offset() | size) % page != 0) {
     return Refuse(Rule::kV2, ACL_ERROR_RT_PARAM_INVALID,

@@ -31,6 +31,8 @@ inline constexpr uint32_t kStreamFastSync = 2;
 
 inline constexpr int32_t kStreamComplete = 0;
 inline constexpr int32_t kStreamNotReady = 1;
+inline constexpr size_t kIpcKeyBytes = 65;  // with the NUL
+inline constexpr uint64_t kIpcImportEnablePeerAccess = 1;
 
 inline constexpr AclError kSuccess = 0;
 inline constexpr AclError kRepeatInitialize = 100002;
@@ -88,17 +90,22 @@ static_assert(sizeof(BatchAttribute) == 32);
   X(DestroyEvent, aclrtDestroyEvent, AclError, (Event))                                           \
   X(RecordEvent, aclrtRecordEvent, AclError, (Event, Stream))                                     \
   X(GetRecentErrMsg, aclGetRecentErrMsg, const char*, ())
-#define MC_ACL_OPTIONAL(X)                                                                        \
-  X(FinalizeReference, aclFinalizeReference, AclError, (uint64_t*))                               \
-  X(MallocAlign32, aclrtMallocAlign32, AclError, (void**, size_t, int))                           \
-  X(PointerGetAttributes, aclrtPointerGetAttributes, AclError, (const void*, PointerAttributes*)) \
-  X(HostRegister, aclrtHostRegister, AclError, (void*, uint64_t, int, void**))                    \
-  X(HostRegisterV2, aclrtHostRegisterV2, AclError, (void*, uint64_t, uint32_t))                   \
-  X(HostUnregister, aclrtHostUnregister, AclError, (void*))                                       \
-  X(StreamAbort, aclrtStreamAbort, AclError, (Stream))                                            \
-  X(StreamQuery, aclrtStreamQuery, AclError, (Stream, int32_t*))                                  \
-  X(SynchronizeEventWithTimeout, aclrtSynchronizeEventWithTimeout, AclError, (Event, int32_t))    \
-  X(MemcpyBatchAsync, aclrtMemcpyBatchAsync, AclError,                                            \
+#define MC_ACL_OPTIONAL(X)                                                                           \
+  X(FinalizeReference, aclFinalizeReference, AclError, (uint64_t*))                                  \
+  X(MallocAlign32, aclrtMallocAlign32, AclError, (void**, size_t, int))                              \
+  X(PointerGetAttributes, aclrtPointerGetAttributes, AclError, (const void*, PointerAttributes*))    \
+  X(HostRegister, aclrtHostRegister, AclError, (void*, uint64_t, int, void**))                       \
+  X(HostRegisterV2, aclrtHostRegisterV2, AclError, (void*, uint64_t, uint32_t))                      \
+  X(HostUnregister, aclrtHostUnregister, AclError, (void*))                                          \
+  X(DeviceGetBareTgid, aclrtDeviceGetBareTgid, AclError, (int32_t*))                                 \
+  X(IpcMemGetExportKey, aclrtIpcMemGetExportKey, AclError, (void*, size_t, char*, size_t, uint64_t)) \
+  X(IpcMemSetImportPid, aclrtIpcMemSetImportPid, AclError, (const char*, int32_t*, size_t))          \
+  X(IpcMemImportByKey, aclrtIpcMemImportByKey, AclError, (void**, const char*, uint64_t))            \
+  X(IpcMemClose, aclrtIpcMemClose, AclError, (const char*))                                          \
+  X(StreamAbort, aclrtStreamAbort, AclError, (Stream))                                               \
+  X(StreamQuery, aclrtStreamQuery, AclError, (Stream, int32_t*))                                     \
+  X(SynchronizeEventWithTimeout, aclrtSynchronizeEventWithTimeout, AclError, (Event, int32_t))       \
+  X(MemcpyBatchAsync, aclrtMemcpyBatchAsync, AclError,                                               \
     (void**, size_t*, void**, size_t*, size_t, BatchAttribute*, size_t*, size_t, size_t*, Stream))
 
 // Every function, found by name in the loaded library; optional ones are null when the runtime lacks them.

@@ -18,7 +18,9 @@ constexpr size_t kRounding = 32;
 constexpr size_t kMallocPadding = 32;  // of aclrtMalloc, not of aclrtMallocAlign32
 
 CopyEnd EndOf(const MemoryRange& range) {
-  if (const auto* npu = std::get_if<NpuRange>(&range)) return CopyEnd::Device(npu->at);
+  if (const auto* npu = std::get_if<NpuRange>(&range)) {
+    return npu->imported ? CopyEnd::Imported(npu->at) : CopyEnd::Device(npu->at);
+  }
   return CopyEnd::Host(std::get<HostRange>(range).data());
 }
 
@@ -51,7 +53,7 @@ Result<CopyEngineOptions> StagingOptions(const std::optional<std::string>& ring_
 }
 
 AclRuntime::AclRuntime(std::unique_ptr<Devices> devices, CopyEngineOptions options)
-    : devices_(std::move(devices)), driver_(*devices_), engine_(driver_, devices_->count(), options) {}
+    : devices_(std::move(devices)), driver_(*devices_), engine_(driver_, devices_->count(), options), ipc_(*devices_) {}
 
 Result<std::shared_ptr<AclRuntime>> AclRuntime::Open(CopyEngineOptions options) {
   auto devices = MC_TRY(Devices::Open());
@@ -137,19 +139,30 @@ void AclRuntime::CopyMany(std::span<RangeCopy> copies) {
     if (SizeOf(copy.source) == 0) continue;
     for (const MemoryRange* range : {&copy.source, &copy.target}) {
       const auto* npu = std::get_if<NpuRange>(range);
-      if (npu == nullptr || !copy.result) continue;
+      if (npu == nullptr || npu->imported || !copy.result) continue;  // the exporter's device need not be open here
       if (const auto context = devices_->ContextOf(npu->at.device_id, ErrorCode::DATA_COPY_FAILED); !context) {
         copy.result = std::unexpected(context.error());
       }
     }
     if (!copy.result) continue;
     MC_CHECK(!IsHost(copy.source) || !IsHost(copy.target), "copy between host ranges handed to an NPU runtime");
-    usable.push_back({EndOf(copy.target), EndOf(copy.source), SizeOf(copy.source), SizeOf(copy.target)});
+    const NpuCopy known{EndOf(copy.target), EndOf(copy.source), SizeOf(copy.source), SizeOf(copy.target)};
+    if (known.imported() && known.direction() != CopyDirection::kDeviceToDevice) {
+      copy.result = Error(ErrorCode::DATA_COPY_FAILED,
+                          "{}: NPU memory of another process is copied from and to NPU memory only", Describe(known));
+      continue;
+    }
+    usable.push_back(known);
     positions.push_back(i);
   }
   std::vector<Result<void>> results(usable.size());
   engine_.CopyMany(usable, results);
   for (size_t k = 0; k < usable.size(); ++k) copies[positions[k]].result = std::move(results[k]);
+}
+
+Result<NpuIpc*> AclRuntime::Ipc() {
+  MC_TRY(ipc_.Available());
+  return &ipc_;
 }
 
 Result<std::shared_ptr<void>> AclRuntime::RegisterHost(int32_t device_id, std::span<std::byte> memory) {

@@ -7,6 +7,7 @@
 
 #include "device/acl/acl_devices.h"
 #include "device/acl/acl_driver.h"
+#include "device/acl/acl_ipc.h"
 #include "device/copy_engine.h"
 #include "device/npu_runtime.h"
 
@@ -34,6 +35,7 @@ class AclRuntime final : public NpuRuntime, public std::enable_shared_from_this<
   void CopyMany(std::span<RangeCopy> copies) override;
   Result<std::shared_ptr<void>> RegisterHost(int32_t device_id, std::span<std::byte> memory) override;
   NpuDriver* AsyncDriver() override { return &driver_; }
+  Result<NpuIpc*> Ipc() override;
   bool DeviceLost(int32_t device_id) const override { return devices_->Lost(device_id); }
   std::optional<int32_t> DeviceOf(const void* address) const override;
 
@@ -47,6 +49,7 @@ class AclRuntime final : public NpuRuntime, public std::enable_shared_from_this<
   std::unique_ptr<Devices> devices_;
   AclDriver driver_;
   CopyEngine engine_;
+  AclIpc ipc_;
 };
 
 // What a block of `size` bytes takes from a device at most, and the allocation policy that keeps to it. `padding`: what

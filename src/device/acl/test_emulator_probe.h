@@ -5,11 +5,33 @@
 #include <dlfcn.h>
 
 #include <cstddef>
+#include <cstdlib>
+#include <filesystem>
 #include <span>
+#include <string>
 
 #include "common/check.h"
 
 namespace mooncake {
+
+// Before the runtime is loaded: the emulated devices are those of all processes that this one starts, as on a real
+// node.
+inline void ShareEmulatedDevices() {
+  struct Folder {
+    Folder() {
+      if (getenv("ACLEMU_DIR") != nullptr) return;  // of the process that started this one
+      MC_CHECK(mkdtemp(path.data()) != nullptr, "no folder {}", path);
+      setenv("ACLEMU_DIR", path.c_str(), 1);
+      mine = true;
+    }
+    ~Folder() {
+      if (mine) std::filesystem::remove_all(path);
+    }
+    std::string path = "/dev/shm/mc-emulated-node-XXXXXX";
+    bool mine = false;
+  };
+  static const Folder folder;
+}
 
 struct EmulatorProbe {
   static constexpr const char* kMallocOutOfMemory = "aclrtMallocAlign32@1=207001;aclrtMalloc@1=207001";

@@ -59,6 +59,11 @@ class ChildProcess {
   void Signal(int signal) {
     if (pid_ > 0) kill(pid_, signal);
   }
+  // Returns once none of its threads runs.
+  void Stop() {
+    Signal(SIGSTOP);
+    if (pid_ > 0) waitpid(pid_, nullptr, WUNTRACED);
+  }
   void Wait() {
     if (pid_ > 0) waitpid(pid_, nullptr, 0);
     pid_ = -1;

@@ -109,18 +109,19 @@ Acknowledgement::~Acknowledgement() {
 Result<void> MappedRegion::Usable() const {
   if (revoked_.load(std::memory_order_acquire)) {
     return Error(ErrorCode::ADDRESS_NOT_REGISTERED, "memory [{:#x}, +{}) of process {} was withdrawn", address_,
-                 length_, socket_->peer().pid);
+                 SizeOf(memory_), socket_->peer().pid);
   }
   if (!socket_->alive()) return Error(ErrorCode::TRANSFER_FAIL, "process {} is gone", socket_->peer().pid);
   return {};
 }
 
-Result<HostRange> MappedRegion::At(uint64_t address, uint64_t length) const {
-  if (address < address_ || length > length_ || address - address_ > length_ - length) {
+Result<MemoryRange> MappedRegion::At(uint64_t address, uint64_t length) const {
+  const uint64_t whole = SizeOf(memory_);
+  if (address < address_ || length > whole || address - address_ > whole - length) {
     return Error(ErrorCode::ADDRESS_NOT_REGISTERED, "[{:#x}, +{}) is not inside the region [{:#x}, +{}) of process {}",
-                 address, length, address_, length_, socket_->peer().pid);
+                 address, length, address_, whole, socket_->peer().pid);
   }
-  return HostRange(file_->base() + offset_ + (address - address_), length);
+  return SubRange(memory_, address - address_, length);
 }
 
 void MappedRegion::Revoke(std::shared_ptr<Acknowledgement> acknowledgement) {

@@ -54,21 +54,18 @@ class Acknowledgement {
   const uint64_t revocation_;
 };
 
-// A region that a peer has handed out. Whoever copies holds it; the socket stays open as long, so that the peer sees
-// the connection end only after the last copy.
+// A region that a peer has handed out: a mapped file, or imported NPU memory. Whoever copies holds it; the socket stays
+// open as long, so that the peer sees the connection end only after the last copy.
 class MappedRegion final : public RemoteMemory {
  public:
-  // The region is [address, +length) in the peer, which is known to lie in the file at `offset`.
-  MappedRegion(std::shared_ptr<Socket> socket, std::shared_ptr<MappedFile> file, const Message& mapped)
-      : socket_(std::move(socket)),
-        file_(std::move(file)),
-        address_(mapped.address),
-        length_(mapped.length),
-        offset_(mapped.offset) {}
+  // The region is [address, +length) in the peer and `memory`, equally long, here: as long as `backing` lives.
+  MappedRegion(std::shared_ptr<Socket> socket, std::shared_ptr<const void> backing, MemoryRange memory,
+               uint64_t address)
+      : socket_(std::move(socket)), backing_(std::move(backing)), memory_(memory), address_(address) {}
 
   Result<void> Usable() const override;
   // ADDRESS_NOT_REGISTERED unless the peer's [address, +length) lies inside.
-  Result<HostRange> At(uint64_t address, uint64_t length) const;
+  Result<MemoryRange> At(uint64_t address, uint64_t length) const;
   // By somebody who holds the region, once.
   void Revoke(std::shared_ptr<Acknowledgement> acknowledgement);
 
@@ -77,10 +74,9 @@ class MappedRegion final : public RemoteMemory {
   std::shared_ptr<Acknowledgement> acknowledgement_;
   std::atomic<bool> revoked_{false};
   const std::shared_ptr<Socket> socket_;
-  const std::shared_ptr<MappedFile> file_;
+  const std::shared_ptr<const void> backing_;
+  const MemoryRange memory_;
   const uint64_t address_;
-  const uint64_t length_;
-  const uint64_t offset_;
 };
 
 }  // namespace mooncake::shm

@@ -15,7 +15,7 @@ PeerRegions::~PeerRegions() = default;
 
 std::shared_ptr<MappedRegion> PeerRegions::FindOrAwait(TransferOperation& operation) {
   const SegmentDescriptor& target = *operation.target;
-  const uint64_t id = operation.region.shm_id;
+  const uint64_t id = operation.region.*options_.id;
   std::optional<Status> refused;
   {
     std::lock_guard lock(mutex_);
@@ -24,7 +24,7 @@ std::shared_ptr<MappedRegion> PeerRegions::FindOrAwait(TransferOperation& operat
       peer = std::make_unique<Peer>();
       peer->generation = target.generation;
       peer->name = target.name;
-      peer->socket_name = target.shm_socket;
+      peer->socket_name = target.*options_.socket;
     }
     if (const auto found = peer->regions.find(id); found != peer->regions.end()) return found->second;
     if (stopped_) {
@@ -34,7 +34,10 @@ std::shared_ptr<MappedRegion> PeerRegions::FindOrAwait(TransferOperation& operat
                        fmt::format("{} transfers wait for memory of other processes already", waiting_count_));
     } else {
       const auto [waiting, added] = peer->waiting.try_emplace(id);
-      if (added) peer->to_ask.push_back(id);
+      if (added) {
+        peer->to_ask.push_back(id);
+        peer->first_local.insert_or_assign(id, operation.local);
+      }
       waiting->second.push_back(std::move(operation));
       ++waiting_count_;
     }
@@ -67,6 +70,7 @@ void PeerRegions::EndWaiting(Peer& peer, const Status& why, Leftovers& leftovers
     for (TransferOperation& operation : operations) leftovers.ended.emplace_back(std::move(operation), why);
   }
   peer.waiting.clear();
+  peer.first_local.clear();
   peer.to_ask.clear();
 }
 
@@ -151,6 +155,7 @@ Result<void> PeerRegions::Ask(Peer& peer) {
     Message question;
     question.kind = Kind::kMap;
     question.id = peer.to_ask.front();
+    question.asker = options_.asker;
     const Socket::Sent sent = peer.socket->Send(question);
     if (sent == Socket::Sent::kBroken) {
       return Error(ErrorCode::TRANSFER_FAIL, "process {} ('{}') is gone", peer.socket->peer().pid, peer.name);
@@ -191,7 +196,10 @@ bool PeerRegions::HandleNext(const Uuid& generation) {
     case Socket::Received::kNothing:
       return false;
     case Socket::Received::kMessage:
-      if (auto handled = Handle(*peer, message, std::move(fd)); !handled) Drop(generation, handled.error());
+      if (auto handled = Handle(*peer, message, std::move(fd)); !handled) {
+        Drop(generation, handled.error());
+        return false;  // by now there may be another peer of this generation, which is not connected yet
+      }
       return true;
     case Socket::Received::kClosed:
       Drop(generation, Status(ErrorCode::TRANSFER_FAIL,
@@ -214,7 +222,8 @@ Result<void> PeerRegions::Handle(Peer& peer, const Message& message, Fd fd) {
       return Error(ErrorCode::TRANSFER_FAIL, "process '{}' answered what was not asked", peer.name);
     }
   }
-  if (static_cast<bool>(fd) != (message.kind == Kind::kMapped)) {
+  const bool brings_file = message.kind == Kind::kMapped && !callbacks_.importer;
+  if (static_cast<bool>(fd) != brings_file) {
     return Error(ErrorCode::TRANSFER_FAIL, "process '{}' sent {} file", peer.name, fd ? "an unexpected" : "no");
   }
   switch (message.kind) {
@@ -228,6 +237,7 @@ Result<void> PeerRegions::Handle(Peer& peer, const Message& message, Fd fd) {
       Leftovers leftovers;
       {
         std::lock_guard lock(mutex_);
+        peer.first_local.erase(message.id);
         auto operations = peer.waiting.extract(message.id);
         waiting_count_ -= operations.mapped().size();
         for (TransferOperation& operation : operations.mapped()) {
@@ -262,14 +272,26 @@ Result<std::shared_ptr<MappedRegion>> PeerRegions::Map(Peer& peer, const Message
                  message.length, message.offset, file->bytes());
   }
   MappedFile::Populate(file, message.offset, message.length, workers_);
-  return std::make_shared<MappedRegion>(peer.socket, std::move(file), message);
+  const HostRange memory(file->base() + message.offset, message.length);
+  return std::make_shared<MappedRegion>(peer.socket, std::move(file), memory, message.address);
+}
+
+Result<std::shared_ptr<MappedRegion>> PeerRegions::Import(Peer& peer, const Message& message) {
+  if (message.key.back() != '\0') return Error(ErrorCode::TRANSFER_FAIL, "process '{}' sent garbage", peer.name);
+  MemoryRange local;
+  {
+    std::lock_guard lock(mutex_);
+    local = peer.first_local.at(message.id);
+  }
+  return callbacks_.importer(peer.socket, message, local);
 }
 
 void PeerRegions::OnMapped(Peer& peer, const Message& message, const Fd& fd) {
-  auto region = Map(peer, message, fd);
+  auto region = callbacks_.importer ? Import(peer, message) : Map(peer, message, fd);
   std::vector<TransferOperation> operations;
   {
     std::lock_guard lock(mutex_);
+    peer.first_local.erase(message.id);
     operations = std::move(peer.waiting.extract(message.id).mapped());
     waiting_count_ -= operations.size();
     if (region) peer.regions[message.id] = *region;

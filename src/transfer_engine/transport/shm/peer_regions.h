@@ -24,11 +24,20 @@ class PeerRegions {
     bool any_user = false;
     size_t max_asked = 16;         // questions to one peer without an answer
     size_t max_waiting = 1 << 20;  // operations in all
+    // Where descriptors say what is handed out, and by whom.
+    uint64_t SegmentRegion::* id = &SegmentRegion::shm_id;
+    std::string SegmentDescriptor::* socket = &SegmentDescriptor::shm_socket;
+    int64_t asker = 0;  // goes along with each question
   };
+  // Makes a region usable that comes with a key: on the loop's thread, without locks held. `local` is what the first
+  // operation that needed it moves.
+  using Importer = std::function<Result<std::shared_ptr<MappedRegion>>(
+      const std::shared_ptr<Socket>& owner, const Message& mapped, const MemoryRange& local)>;
   // Both on the loop's thread, without locks held.
   struct Callbacks {
     std::function<void(std::vector<PieceCopy>)> ready;
     std::function<void()> unusable;  // some regions are: RemoteMemory::Usable
+    Importer importer = {};          // none: regions are files
   };
 
   PeerRegions(EventLoop& loop, Executor& workers, Options options, Callbacks callbacks);
@@ -55,6 +64,7 @@ class PeerRegions {
     std::unordered_map<uint64_t, std::shared_ptr<MappedRegion>> regions;       // by shm_id
     std::map<std::pair<uint64_t, uint64_t>, std::weak_ptr<MappedFile>> files;  // the loop's thread only
     std::map<uint64_t, std::vector<TransferOperation>> waiting;                // by shm_id, until it is answered
+    std::map<uint64_t, MemoryRange> first_local;                               // of those
     std::deque<uint64_t> to_ask;
     std::set<uint64_t> asked;
   };
@@ -72,6 +82,7 @@ class PeerRegions {
   Result<void> Handle(Peer& peer, const Message& message, Fd fd);
   void OnMapped(Peer& peer, const Message& message, const Fd& fd);
   Result<std::shared_ptr<MappedRegion>> Map(Peer& peer, const Message& message, const Fd& fd);
+  Result<std::shared_ptr<MappedRegion>> Import(Peer& peer, const Message& message);
   void OnRevoke(Peer& peer, const Message& message);
   void Drop(const Uuid& generation, const Status& why);
   // With the lock.

@@ -5,9 +5,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
+#include "common/check.h"
 #include "common/log.h"
 #include "transfer_engine/transport/shm/mapped_region.h"
 
@@ -68,15 +70,24 @@ Result<void> RegionServer::Add(Region& region) {
   return {};
 }
 
-void RegionServer::Remove(const Region& region) {
-  const uint64_t id = region.published.shm_id;
+uint64_t RegionServer::Offer(uint64_t address, uint64_t length, std::string_view key, uint64_t offset, Grant grant) {
+  Export offered{nullptr, address, length, offset, {}, std::make_shared<const Grant>(std::move(grant))};
+  MC_CHECK(key.size() < offered.key.size(), "a key of {} characters", key.size());
+  std::ranges::copy(key, offered.key.begin());
+  std::lock_guard lock(mutex_);
+  const uint64_t id = next_id_++;
+  exports_.emplace(id, std::move(offered));
+  return id;
+}
+
+bool RegionServer::Remove(uint64_t id) {
   std::unique_lock lock(mutex_);
-  if (id == 0 || exports_.erase(id) == 0) return;
+  if (id == 0 || exports_.erase(id) == 0) return true;
   std::vector<int> holders;
   for (const auto& [fd, session] : sessions_) {
     if (session->granted.erase(id) != 0) holders.push_back(fd);
   }
-  Revoke(lock, id, holders);
+  return Revoke(lock, id, holders);
 }
 
 void RegionServer::Fence(const Uuid& node) {
@@ -91,8 +102,8 @@ void RegionServer::Fence(const Uuid& node) {
   Revoke(lock, 0, holders);
 }
 
-void RegionServer::Revoke(std::unique_lock<std::mutex>& lock, uint64_t id, const std::vector<int>& sessions) {
-  if (sessions.empty()) return;
+bool RegionServer::Revoke(std::unique_lock<std::mutex>& lock, uint64_t id, const std::vector<int>& sessions) {
+  if (sessions.empty()) return true;
   const uint64_t revocation = next_revocation_++;
   std::set<int>& unanswered = revocations_[revocation];
   for (const int fd : sessions) {
@@ -120,6 +131,7 @@ void RegionServer::Revoke(std::unique_lock<std::mutex>& lock, uint64_t id, const
         "stopped and goes on, the copy it was in may still finish",
         pid, std::chrono::duration_cast<std::chrono::milliseconds>(options_.revoke_timeout).count());
   }
+  return silent.empty();
 }
 
 void RegionServer::OnConnection() {
@@ -150,7 +162,7 @@ void RegionServer::OnReady(int fd) {
     Socket::Received received = Socket::Received::kNothing;
     if (keep && session.outbox.empty()) {
       received = session.socket->Receive(message, brought);
-      if (received == Socket::Received::kMessage) keep = !brought && Handle(session, message);
+      if (received == Socket::Received::kMessage) keep = !brought && Handle(lock, session, message);
     }
     if (keep && received == Socket::Received::kNothing) return;
     if (keep && received == Socket::Received::kMessage) continue;
@@ -159,7 +171,7 @@ void RegionServer::OnReady(int fd) {
   }
 }
 
-bool RegionServer::Handle(Session& session, const Message& message) {
+bool RegionServer::Handle(std::unique_lock<std::mutex>& lock, Session& session, const Message& message) {
   Message answer;
   answer.id = message.id;
   if (message.kind == Kind::kHello) {
@@ -177,8 +189,24 @@ bool RegionServer::Handle(Session& session, const Message& message) {
     if (found != revocations_.end() && found->second.erase(session.socket->fd()) != 0) acknowledged_.notify_all();
     return true;
   }
-  if (message.kind != Kind::kMap) return false;
-  const auto found = exports_.find(message.id);
+  return message.kind == Kind::kMap && HandOut(lock, session, message);
+}
+
+// Sessions end on this thread only, regions on any.
+bool RegionServer::HandOut(std::unique_lock<std::mutex>& lock, Session& session, const Message& message) {
+  Message answer;
+  answer.id = message.id;
+  auto found = exports_.find(message.id);
+  if (found != exports_.end() && found->second.grant != nullptr) {
+    const std::shared_ptr<const Grant> grant = found->second.grant;
+    lock.unlock();
+    const Result<void> granted = (*grant)(message.asker);
+    lock.lock();
+    found = granted ? exports_.find(message.id) : exports_.end();
+    if (!granted) {
+      log::Warn("process {} does not get NPU memory: {}", session.socket->peer().pid, granted.error().ToString());
+    }
+  }
   if (found == exports_.end()) {
     answer.kind = Kind::kUnknown;
     return Post(session, {answer, nullptr});
@@ -187,6 +215,7 @@ bool RegionServer::Handle(Session& session, const Message& message) {
   answer.address = found->second.address;
   answer.length = found->second.length;
   answer.offset = found->second.offset;
+  answer.key = found->second.key;
   session.granted.insert(message.id);
   return Post(session, {answer, found->second.file});
 }

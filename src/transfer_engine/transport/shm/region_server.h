@@ -1,12 +1,14 @@
-// The owner's side: hands out the memfds of registered regions, and gets them back.
+// The owner's side: hands out registered regions, as memfds or otherwise, and gets them back.
 #pragma once
 
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <set>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -33,10 +35,14 @@ class RegionServer {
   // Seals the memfd against shrinking and fills in shm_id and shm_offset. A memfd that cannot be sealed is not shared,
   // with a warning. INVALID_PARAMS when the region is not inside the file.
   Result<void> Add(Region& region);
+  // Offers memory that comes with a key instead of a file, and returns its id. Before a peer is told the key, `grant`
+  // is asked whether it may have it: on the loop's thread, without locks held.
+  using Grant = std::function<Result<void>(int64_t asker)>;
+  uint64_t Offer(uint64_t address, uint64_t length, std::string_view key, uint64_t offset, Grant grant);
   // Returns when no peer uses the region: each has said so, has closed its connection or was disconnected because it
   // did not answer in time. The last is a warning with the peer's pid and is counted. A process that is stopped inside
-  // a copy and goes on later cannot be kept from finishing that piece by anybody.
-  void Remove(const Region& region);
+  // a copy and goes on later cannot be kept from finishing that piece by anybody. False: that may have happened.
+  bool Remove(uint64_t id);
   // The same for all that the process of this generation was given so far; it may ask again.
   void Fence(const Uuid& node);
 
@@ -50,6 +56,8 @@ class RegionServer {
     uint64_t address = 0;
     uint64_t length = 0;
     uint64_t offset = 0;
+    decltype(Message::key) key = {};
+    std::shared_ptr<const Grant> grant = {};  // null: to everybody
   };
   struct Outgoing {
     Message message;
@@ -68,12 +76,13 @@ class RegionServer {
   void OnConnection();
   void OnReady(int fd);
   // False: the connection is to be closed. With the lock.
-  bool Handle(Session& session, const Message& message);
+  bool Handle(std::unique_lock<std::mutex>& lock, Session& session, const Message& message);
+  bool HandOut(std::unique_lock<std::mutex>& lock, Session& session, const Message& message);
   bool Post(Session& session, Outgoing outgoing);
   bool Flush(Session& session);
   void Close(int fd);
-  // Asks these sessions to stop using `id` (0: all) and waits for them.
-  void Revoke(std::unique_lock<std::mutex>& lock, uint64_t id, const std::vector<int>& sessions);
+  // Asks these sessions to stop using `id` (0: all) and waits for them. False: not all have answered.
+  bool Revoke(std::unique_lock<std::mutex>& lock, uint64_t id, const std::vector<int>& sessions);
 
   EventLoop& loop_;
   Counter& unacknowledged_;

@@ -3,6 +3,7 @@
 
 #include <sys/types.h>
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <memory>
@@ -19,8 +20,8 @@ namespace mooncake::shm {
 enum class Kind : uint16_t {
   kHello = 1,  // asker, first: `sender`, and `expected` is whom it wants
   kStale,      // owner: I am not the one, but `sender`
-  kMap,        // asker: give me region `id`
-  kMapped,     // owner: region `id` is [address, +length), `offset` bytes into the file that comes along
+  kMap,        // asker, whom the NPU driver knows as `asker`: give me region `id`
+  kMapped,     // owner: region `id` is [address, +length), `offset` bytes into the file that comes along, or into `key`
   kUnknown,    // owner: there is no region `id`
   kRevoke,     // owner: stop using region `id`; answer with `revocation` when nothing uses it any more
   kRevokeAll,  // owner: the same for every region handed out so far
@@ -39,13 +40,15 @@ struct Message {
   uint64_t offset = 0;
   Uuid sender;
   Uuid expected;
+  int64_t asker = 0;
+  std::array<char, 72> key{};  // of NPU memory; ends with a NUL
 
   static constexpr uint32_t kMagic = 0x4d435331;
 };
 
 // Names of sockets begin with this. It changes with Message, so that versions that do not understand each other see
 // each other as not reachable this way.
-inline constexpr std::string_view kSocketPrefix = "mooncake-shm-1-";
+inline constexpr std::string_view kSocketPrefix = "mooncake-shm-2-";
 
 struct Credentials {
   pid_t pid = 0;  // 0: of another pid namespace

@@ -55,7 +55,7 @@ Result<void> ShmTransport::RegisterRegion(Region& region) {
 }
 
 void ShmTransport::WithdrawRegion(const Region& region) {
-  server_->Remove(region);
+  server_->Remove(region.published.shm_id);
 }
 
 void ShmTransport::Describe(SegmentDescriptor& self) const {

@@ -75,7 +75,7 @@ TEST_F(ShmTransportTest, ReachesSharedMemoryOfOtherProcessesOfThisHostOnly) {
   other.host_id = "";
   EXPECT_FALSE(asker_.transport->Reaches(range, other, region)) << "a host that does not tell";
   other = *target;
-  other.shm_socket = "mooncake-shm-2-x";
+  other.shm_socket = "mooncake-shm-1-x";
   EXPECT_FALSE(asker_.transport->Reaches(range, other, region)) << "a version of the messages that we do not speak";
 }
 
@@ -172,6 +172,28 @@ TEST_F(ShmTransportTest, AnotherGenerationBehindTheSocketIsStale) {
   ASSERT_FALSE(stale);
   EXPECT_EQ(stale.error().code(), ErrorCode::STALE_SEGMENT);
   EXPECT_TRUE(Do(*asker_.transport, kRead, HostRange(local), owner_.Describe(), AddressOf(*buffer)));
+}
+
+TEST_F(ShmTransportTest, ThreadsThatKeepAskingAStaleOwnerAreAllTold) {
+  const auto buffer = MakeShared(4096);
+  owner_.Register(*buffer);
+  SegmentDescriptor old = *owner_.Describe();
+  old.generation = Uuid::Random();
+  const auto target = std::make_shared<const SegmentDescriptor>(old);
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([&] {
+      Bytes local(1);
+      for (int i = 0; i < 500; ++i) {
+        const auto stale = Do(*asker_.transport, kRead, HostRange(local), target, AddressOf(*buffer));
+        ASSERT_FALSE(stale);
+        // The connection that was told may end before the question of another thread is sent.
+        EXPECT_TRUE(stale.error().code() == ErrorCode::STALE_SEGMENT ||
+                    stale.error().code() == ErrorCode::TRANSFER_FAIL);
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
 }
 
 TEST_F(ShmTransportTest, ClosedOwnerIsStaleAlsoAfterItWasMapped) {
