@@ -52,7 +52,9 @@ class AscendEngineTest : public ::testing::Test {
 
 TEST_F(AscendEngineTest, CarriesRequestsBetweenNpusAndSaysWhyItDoesNotCarryOthers) {
   if (const auto ipc = runtime_->Ipc(); !ipc) GTEST_SKIP() << ipc.error().message();
-  EXPECT_EQ(near_->TransportNames(), (std::vector<std::string>{"local", "shm", "ascend"}));
+  auto names = near_->TransportNames();
+  std::erase(names, "ascend_rdma");  // where it is built; it has no wires here
+  EXPECT_EQ(names, (std::vector<std::string>{"local", "shm", "ascend"}));
   EXPECT_TRUE(Transfer(TransferOpcode::kWrite, At(local_), kSize));
   EXPECT_TRUE(remote_.Holds(Pattern(kSize, 1)));
   remote_.Fill(3);
