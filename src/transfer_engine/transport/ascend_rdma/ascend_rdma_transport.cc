@@ -23,6 +23,15 @@ Result<void> CheckOptions(const AscendRdmaOptions& options) {
         "least one slot and at most {} B",
         options.ring_bytes, options.slot_bytes, options.copies_per_direction, page, kRingBytesMax);
   }
+  const bridge::LaneOptions& lane = options.lane;
+  if (lane.wire_depth == 0 || lane.bulk_wire_depth == 0 || lane.attempts <= 0 || lane.scheduler.pieces_per_slot == 0 ||
+      lane.scheduler.operations_max == 0 || lane.scheduler.operations_per_peer_max == 0) {
+    return Error(ErrorCode::INVALID_PARAMS,
+                 "a wire depth of {} ({} for bulk), {} attempts, {} pieces in a slot, {} operations, {} of a peer: all "
+                 "are at least 1",
+                 lane.wire_depth, lane.bulk_wire_depth, lane.attempts, lane.scheduler.pieces_per_slot,
+                 lane.scheduler.operations_max, lane.scheduler.operations_per_peer_max);
+  }
   return {};
 }
 
@@ -55,7 +64,11 @@ AscendRdmaTransport::~AscendRdmaTransport() = default;
 
 Result<void> AscendRdmaTransport::OpenLane(int32_t device_id) {
   std::lock_guard one(opening_);
-  if (LaneOf(device_id) != nullptr) return {};
+  const bridge::Lane* const known = LaneOf(device_id);
+  if (!Online(device_id, known)) {
+    return Error(ErrorCode::DEVICE_NOT_FOUND, "NPU device {} is lost and out of use", device_id);
+  }
+  if (known != nullptr) return {};
   MC_TRY(runtime_->OpenDevice(device_id));
   const size_t slots = (options_.ring_bytes + options_.slot_bytes - 1) / options_.slot_bytes;
   auto memory = MC_TRY(bridge::BounceMemory::Create(*runtime_, device_id, slots * options_.slot_bytes, wires_));
@@ -84,6 +97,11 @@ bridge::Lane* AscendRdmaTransport::LaneOf(int32_t device_id) const {
   return lane == lanes_.end() ? nullptr : lane->second.get();  // stays until the transport ends
 }
 
+// Without a lane: as far as the runtime knows.
+bool AscendRdmaTransport::Online(int32_t device_id, const bridge::Lane* lane) const {
+  return (lane == nullptr || lane->online()) && (device_id < 0 || !runtime_->DeviceLost(device_id));
+}
+
 Transport* AscendRdmaTransport::WireFor(const bridge::Lane& lane, const SegmentDescriptor& target,
                                         const SegmentRegion& region) const {
   for (Transport* const wire : wires_) {
@@ -97,7 +115,7 @@ bool AscendRdmaTransport::Reaches(const MemoryRange& local, const SegmentDescrip
   const auto* const npu = std::get_if<NpuRange>(&local);
   if (npu == nullptr) return false;
   const bridge::Lane* const lane = LaneOf(npu->at.device_id);
-  return lane != nullptr && WireFor(*lane, target, region) != nullptr;
+  return lane != nullptr && Online(npu->at.device_id, lane) && WireFor(*lane, target, region) != nullptr;
 }
 
 Result<void> AscendRdmaTransport::RegisterRegion(Region& region) {
