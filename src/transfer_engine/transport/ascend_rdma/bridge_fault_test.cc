@@ -205,8 +205,12 @@ TEST_F(BridgeFaults, ADeviceThatIsLostInTheMiddleEndsEverythingAndTheBridgeClose
     wire_.EndOne();
     EmulatorProbe::Inject("dev0@t0=lost");
     wire_.Serve([&] { return ends.count() == 8; });
+    // Those whose copies were over by then may have been lucky.
     for (size_t i = 0; i < 8; ++i) {
-      if (ends.code(i) != ErrorCode::DEVICE_NOT_FOUND) fmt::print(stderr, "{}\n", ends.of(i).error().ToString());
+      const ErrorCode code = ends.code(i);
+      const bool fine = code == ErrorCode::DEVICE_NOT_FOUND || (code == ErrorCode::OK && i < 4);
+      if (!fine) fmt::print(stderr, "{}: {}\n", i, Status(code, "").ToString());
+      if (!fine) _exit(3);
     }
     const bool reached = bridge_->Reaches(NpuRange{memory_, 1, runtime_.get()}, *peer_, {});
     bridge_.reset();
