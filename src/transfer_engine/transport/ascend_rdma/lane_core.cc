@@ -97,7 +97,10 @@ void LaneCore::Admit(BridgedOperation bridged, TimePoint now) {
   const auto refuse = [&](Status why) {
     finished_.emplace_back(std::move(operation), std::unexpected(std::move(why)));
   };
-  if (!offline_ && port_.Lost()) GoOffline(Status(ErrorCode::DEVICE_NOT_FOUND, "the device is lost"), now);
+  // If copies are under way, they will tell it with the runtime's own words.
+  if (!offline_ && copies_.empty() && port_.Lost()) {
+    GoOffline(Status(ErrorCode::DEVICE_NOT_FOUND, "another use of it has shown that"), now);
+  }
   if (stopping_) return refuse(Status(ErrorCode::SHUTTING_DOWN, "the transfer engine is being closed"));
   if (offline_) return refuse(*offline_);
   if (operation.length() == 0) {
