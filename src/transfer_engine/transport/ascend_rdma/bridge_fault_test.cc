@@ -25,10 +25,15 @@ class BridgeFaults : public BridgeEmulatorTest {
     Fill(memory_, Pattern(kSize + 128, 1));
     remote_ = Pattern(kSize, 2);
   }
-  static AscendRdmaOptions Impatient() {
+  // With the slow machine in mind: only tests of what hangs may take a copy for one that does.
+  static AscendRdmaOptions Patient() {
     AscendRdmaOptions options = SmallRing();
-    options.lane.copy_patience = milliseconds(30);
     options.lane.wire_grace = milliseconds(20);
+    return options;
+  }
+  static AscendRdmaOptions Impatient() {
+    AscendRdmaOptions options = Patient();
+    options.lane.copy_patience = milliseconds(500);
     return options;
   }
   // One operation, of several chunks, with `rules` in force; its end.
@@ -90,7 +95,7 @@ TEST_F(BridgeFaults, D3D4C4EveryStepOfACopy) {
       {kRead, "aclrtSynchronizeStreamWithTimeout@1:x4=507899", 0, failed, 507899, true},
       {kWrite, "aclrtMemcpyAsync@1=507899;aclrtSynchronizeStreamWithTimeout@1=507001", 0, failed, 507899, true},
   };
-  Open(Impatient());
+  Open(Patient());
   for (const CopyFault& fault : faults) {
     if (fault.asynchronous && !Asynchronous()) continue;
     SCOPED_TRACE(std::string(fault.opcode == kWrite ? "write " : "read ") + fault.rules);
@@ -109,7 +114,7 @@ TEST_F(BridgeFaults, D3D4C4EveryStepOfACopy) {
 
 // Small operations share a slot and one batch of copies.
 TEST_F(BridgeFaults, ABatchThatIsRefusedEndsAllOfItsOperations) {
-  Open(Impatient());
+  Open(Patient());
   for (const auto opcode : {kWrite, kRead}) {
     Ends ends;
     EmulatorProbe::Inject(HasFunction("aclrtMemcpyBatchAsync") ? "aclrtMemcpyBatchAsync@1=507899"
@@ -149,7 +154,7 @@ TEST_F(BridgeFaults, C7ACopyThatHangsIsAbortedAndItsStreamReplaced) {
 // Neither asked nor synchronized, and full of work: its end would wait for ever, and all of the lane with it.
 TEST_F(BridgeFaults, AStreamThatAnswersNothingAndHangsDoesNotStopTheLane) {
   if (!HasFunction("aclrtStreamAbort")) GTEST_SKIP() << "this release cannot abort";
-  Open(Impatient());
+  Open(Patient());
   for (const auto opcode : {kWrite, kRead}) {
     const auto result = Run(opcode,
                             "aclrtMemcpyAsync@1:exec=hang;aclrtStreamQuery@1:x2=507899;"
@@ -162,7 +167,7 @@ TEST_F(BridgeFaults, AStreamThatAnswersNothingAndHangsDoesNotStopTheLane) {
 }
 
 TEST_F(BridgeFaults, ADeviceThatIsSaidToBeLostTakesItsLaneOnly) {
-  Open(Impatient(), {0, 1});
+  Open(Patient(), {0, 1});
   const SegmentRegion region;
   for (const int32_t lost : {0, 1}) {
     const auto opcode = lost == 0 ? kWrite : kRead;
@@ -198,7 +203,10 @@ TEST_F(BridgeFaults, ADeviceThatIsLostInTheMiddleEndsEverythingAndTheBridgeClose
   testing::FLAGS_gtest_death_test_style = "threadsafe";
   const auto lose = [this](TransferOpcode opcode) {
     const int64_t pinned = static_cast<int64_t>(EmulatorProbe::Stats().host_live_blocks);
-    Open(Impatient());
+    AscendRdmaOptions options = Patient();
+    options.copies_per_direction = 1;
+    Open(options);
+    NextIsFine();  // all streams have been used
     Ends ends;
     for (size_t i = 0; i < 8; ++i) Submit(Make(opcode, memory_, kSize, remote_.data(), ends.Done(i)));
     if (!wire_.AwaitHeld(2)) _exit(2);
@@ -224,7 +232,7 @@ TEST_F(BridgeFaults, ADeviceThatIsLostInTheMiddleEndsEverythingAndTheBridgeClose
 
 // Each call that opening a bridge makes fails once; it is up completely then, or not there at all.
 TEST_F(BridgeFaults, C14D7EveryStepOfOpening) {
-  AscendRdmaOptions options = Impatient();
+  AscendRdmaOptions options = Patient();
   options.calibrate = true;
   const std::vector<const char*> functions = {"aclrtMallocAlign32",
                                               "aclrtMalloc",
@@ -273,7 +281,7 @@ TEST_F(BridgeFaults, C14EveryStepOfClosing) {
   for (const char* rules : {"aclrtDestroyStream@1=507899", "aclrtHostUnregister@1=507899", "aclrtFree@1=507899"}) {
     SCOPED_TRACE(rules);
     if (!Asynchronous()) break;
-    Open(Impatient());
+    Open(Patient());
     NextIsFine();
     EmulatorProbe::Inject(rules);
     bridge_.reset();
@@ -285,7 +293,7 @@ TEST_F(BridgeFaults, C14EveryStepOfClosing) {
 
 // What the wire answers is what the operation ends with; only a broken connection is tried again, from the slot.
 TEST_F(BridgeFaults, C8EveryAnswerOfTheWire) {
-  Open(Impatient());
+  Open(Patient());
   for (const auto opcode : {kWrite, kRead}) {
     for (const auto code : {ErrorCode::ADDRESS_NOT_REGISTERED, ErrorCode::STALE_SEGMENT, ErrorCode::TRANSFER_TIMEOUT,
                             ErrorCode::SHUTTING_DOWN, ErrorCode::TRANSFER_FAIL}) {
@@ -312,43 +320,57 @@ TEST_F(BridgeFaults, C8EveryAnswerOfTheWire) {
   }
 }
 
-// A wire that keeps an operation past its deadline: the operation is told in time, its slot is nobody's until the late
-// end, and what comes late reaches nobody's memory.
-TEST_F(BridgeFaults, C7C17AWireThatEndsLongAfterTheDeadline) {
-  Open(Impatient());
+// A wire that keeps what it should have ended: the operation is told, its slot is nobody's until the late end, and what
+// comes late reaches nobody's memory.
+TEST_F(BridgeFaults, C7C17AWireThatEndsLongAfterItShould) {
+  Open(Patient());
   wire_.ends_canceled = false;
   for (const auto opcode : {kWrite, kRead}) {
-    const auto before = Content(memory_, kSize);
+    Fill(memory_, Pattern(kSize, 6));
     Ends ends;
-    Submit(Make(opcode, memory_, kSlot / 4, remote_.data(), ends.Done(0), 1, milliseconds(20)));
+    Submit(Make(opcode, memory_, kSlot / 4, remote_.data(), ends.Done(0)));
     ASSERT_TRUE(wire_.AwaitHeld(1));
+    bridge_->Cancel(1);
     ASSERT_TRUE(ends.Await(1));
-    EXPECT_EQ(ends.code(0), ErrorCode::TRANSFER_TIMEOUT);
+    EXPECT_EQ(ends.code(0), ErrorCode::TRANSFER_CANCELED);
     EXPECT_EQ(wire_.held(), 1u);
-    EXPECT_EQ(wire_.canceled().empty(), false);
+    EXPECT_EQ(wire_.canceled().size(), opcode == kWrite ? 1u : 2u);
     EXPECT_EQ(bridge_->counters(0)->quarantines, opcode == kWrite ? 1u : 2u);
     remote_.assign(kSize, std::byte{0x99});
     wire_.EndOne();
+    EXPECT_EQ(Content(memory_, kSize), Pattern(kSize, 6));
     NextIsFine();
-    if (opcode == kRead) {
-      EXPECT_NE(Content(memory_, 1)[0], std::byte{0x99});
-    }
   }
 }
 
-// All slots set aside: what waits for one is told at its deadline, and all is well again when the wire is.
+TEST_F(BridgeFaults, C17ADeadlineEndsWhateverTheWireDoes) {
+  Open(Patient());
+  wire_.ends_canceled = false;
+  for (const auto opcode : {kWrite, kRead}) {
+    Ends ends;
+    Submit(Make(opcode, memory_, kSize, remote_.data(), ends.Done(0), 1, milliseconds(20)));
+    ASSERT_TRUE(ends.Await(1));
+    EXPECT_EQ(ends.code(0), ErrorCode::TRANSFER_TIMEOUT);
+    while (wire_.EndOne()) continue;
+    NextIsFine();
+  }
+}
+
+// All slots set aside: whoever waits for one is told all the same.
 TEST_F(BridgeFaults, C7AWireThatNeverEndsAnythingUntilTheBridgeCloses) {
-  AscendRdmaOptions options = Impatient();
+  AscendRdmaOptions options = Patient();
   options.ring_bytes = 2 * options.slot_bytes;
   Open(options);
   wire_.ends_canceled = false;
   Ends ends;
   for (size_t i = 0; i < 6; ++i) {
-    Submit(Make(i % 2 == 0 ? kRead : kWrite, memory_, kSlot / 4, remote_.data(), ends.Done(i), 1, milliseconds(30)));
+    Submit(Make(i % 2 == 0 ? kRead : kWrite, memory_, kSlot, remote_.data(), ends.Done(i)));
   }
+  ASSERT_TRUE(wire_.AwaitHeld(2));
+  bridge_->Cancel(1);
   ASSERT_TRUE(ends.Await(6));
-  for (size_t i = 0; i < 6; ++i) EXPECT_EQ(ends.code(i), ErrorCode::TRANSFER_TIMEOUT);
-  EXPECT_GT(wire_.held(), 0u);
+  for (size_t i = 0; i < 6; ++i) EXPECT_EQ(ends.code(i), ErrorCode::TRANSFER_CANCELED);
+  EXPECT_EQ(wire_.held(), 2u);
   // The memory may not be given back under the network device: closing waits for the wire.
   std::atomic<bool> closed = false;
   std::thread closing([&] {
