@@ -32,6 +32,15 @@ Result<void> CheckOptions(const AscendRdmaOptions& options) {
         options.ring_bytes, options.slot_bytes, options.chunk_bytes, options.copies_per_direction, page,
         AscendRdmaOptions::kRingBytesMax);
   }
+  const bridge::LaneOptions& lane = options.lane;
+  if (lane.wire_depth == 0 || lane.bulk_wire_depth == 0 || lane.attempts <= 0 || lane.scheduler.pieces_per_slot == 0 ||
+      lane.scheduler.operations_max == 0 || lane.scheduler.operations_per_peer_max == 0) {
+    return Error(ErrorCode::INVALID_PARAMS,
+                 "a wire depth of {} ({} for bulk), {} attempts, {} pieces in a slot, {} operations, {} of a peer: all "
+                 "are at least 1",
+                 lane.wire_depth, lane.bulk_wire_depth, lane.attempts, lane.scheduler.pieces_per_slot,
+                 lane.scheduler.operations_max, lane.scheduler.operations_per_peer_max);
+  }
   return {};
 }
 
@@ -95,14 +104,19 @@ Result<std::unique_ptr<AscendRdmaTransport>> AscendRdmaTransport::Open(const Tra
 AscendRdmaTransport::~AscendRdmaTransport() = default;
 
 Result<void> AscendRdmaTransport::OpenLane(int32_t device_id) {
-  if (wires_.empty() || LaneOf(device_id) != nullptr) return {};
+  if (wires_.empty()) return {};
+  if (const bridge::Lane* const lane = LaneOf(device_id); lane != nullptr && Online(device_id, lane)) return {};
   std::lock_guard one(opening_);
-  if (LaneOf(device_id) != nullptr) return {};
   if (runtime_ == nullptr) {
     auto runtime = source_();
     if (!CanDrive(runtime)) return {};
     runtime_ = std::move(runtime);
   }
+  const bridge::Lane* const known = LaneOf(device_id);
+  if (!Online(device_id, known)) {
+    return Error(ErrorCode::DEVICE_NOT_FOUND, "NPU device {} is lost and out of use", device_id);
+  }
+  if (known != nullptr) return {};
   MC_TRY(runtime_->OpenDevice(device_id));
   const size_t slot_bytes = SlotBytes(options_);
   const size_t slots = (options_.ring_bytes + slot_bytes - 1) / slot_bytes;
@@ -133,6 +147,11 @@ bridge::Lane* AscendRdmaTransport::LaneOf(int32_t device_id) const {
   return lane == lanes_.end() ? nullptr : lane->second.get();  // stays until the transport ends
 }
 
+// Without a lane: as far as the runtime knows.
+bool AscendRdmaTransport::Online(int32_t device_id, const bridge::Lane* lane) const {
+  return (lane == nullptr || lane->online()) && (device_id < 0 || !runtime_->DeviceLost(device_id));
+}
+
 Transport* AscendRdmaTransport::WireFor(const bridge::Lane& lane, const SegmentDescriptor& target,
                                         const SegmentRegion& region) const {
   for (Transport* const wire : wires_) {
@@ -146,7 +165,7 @@ bool AscendRdmaTransport::Reaches(const MemoryRange& local, const SegmentDescrip
   const auto* const npu = std::get_if<NpuRange>(&local);
   if (npu == nullptr) return false;
   const bridge::Lane* const lane = LaneOf(npu->at.device_id);
-  return lane != nullptr && WireFor(*lane, target, region) != nullptr;
+  return lane != nullptr && Online(npu->at.device_id, lane) && WireFor(*lane, target, region) != nullptr;
 }
 
 std::string AscendRdmaTransport::WhyNot(const MemoryRange& local, const SegmentDescriptor&,
@@ -154,7 +173,9 @@ std::string AscendRdmaTransport::WhyNot(const MemoryRange& local, const SegmentD
   const auto* const npu = std::get_if<NpuRange>(&local);
   if (npu == nullptr) return "it is for NPU memory";
   if (wires_.empty()) return "this engine has no transport that could carry it";
-  if (LaneOf(npu->at.device_id) == nullptr) {
+  const bridge::Lane* const lane = LaneOf(npu->at.device_id);
+  if (lane != nullptr && !Online(npu->at.device_id, lane)) return fmt::format("NPU {} is lost", npu->at.device_id);
+  if (lane == nullptr) {
     return fmt::format("no memory of NPU {} was registered with a runtime that copies asynchronously",
                        npu->at.device_id);
   }

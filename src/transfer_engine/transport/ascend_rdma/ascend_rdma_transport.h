@@ -31,7 +31,9 @@ struct AscendRdmaOptions {
 };
 
 // Any thread, but for Open and destruction. A device gets its lane when Open or PrepareDevice names it or the first of
-// its memory is registered, and keeps it; a lane that is lost stays out of use.
+// its memory is registered, and keeps it. A device that is lost stays out of use: nothing of it is reached or
+// registered any more, and operations end with DEVICE_NOT_FOUND. More operations than a lane's limits wait inside, up
+// to their deadlines.
 class AscendRdmaTransport final : public Transport {
  public:
   // `wires`: host transports, best first, of the engine that owns this one; they outlive it. INVALID_PARAMS for options
@@ -51,9 +53,11 @@ class AscendRdmaTransport final : public Transport {
                      const SegmentRegion& region) const override;
   std::string Way(const MemoryRange& local, const SegmentDescriptor& target,
                   const SegmentRegion& region) const override;
-  // Of NPU memory: opens the device's lane. Host memory is none of its business, and peers are told of neither.
+  // Of NPU memory: opens the device's lane; DEVICE_NOT_FOUND when it is lost. Host memory is none of its business, and
+  // peers are told of neither.
   Result<void> RegisterRegion(Region& region) override;
   // Operations end with TRANSFER_FAIL when no wire reaches the target, DEVICE_NOT_FOUND without a lane for the device.
+  // What a stream of the caller's still writes to `local` must have been waited for.
   void Submit(std::vector<TransferOperation> operations, Caller caller) override;
   void Cancel(BatchId tag) override;
   Result<bool> PrepareDevice(int32_t device_id) override;
@@ -74,6 +78,7 @@ class AscendRdmaTransport final : public Transport {
   // Success without a lane where no runtime can drive one.
   Result<void> OpenLane(int32_t device_id);
   bridge::Lane* LaneOf(int32_t device_id) const;
+  bool Online(int32_t device_id, const bridge::Lane* lane) const;
   Transport* WireFor(const bridge::Lane& lane, const SegmentDescriptor& target, const SegmentRegion& region) const;
 
   const RuntimeSource source_;

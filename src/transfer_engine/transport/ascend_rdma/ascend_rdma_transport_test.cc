@@ -271,7 +271,7 @@ TEST_F(AscendRdmaTransportTest, D7C14ItEndsWhileOperationsAreUnderWay) {
 }
 
 // D11, D14, C15: page-locked ordinary memory, registered once per wire, for this process alone.
-TEST_F(AscendRdmaTransportTest, D11D14TheRingIsPageLockedAndNotPublished) {
+TEST_F(AscendRdmaTransportTest, C15D11D14TheRingIsPageLockedAndNotPublished) {
   auto bridge = Open(SmallRing(), {0});
   EXPECT_EQ(npu_->registered, 1);
   ASSERT_EQ(wire_.registered().size(), 1u);

@@ -65,6 +65,7 @@ class Mix {
       lane_.now += std::chrono::microseconds(random_() % 200);
       if (faults_ && random_() % 50 == 0) lane_.now += std::chrono::seconds(12);
       if (faults_ && random_() % 200 == 0) lane_.now += std::chrono::seconds(31);
+      if (faults_ && random_() % 1000 == 0) lane_.port.lost = true;
     }
   }
 
@@ -92,6 +93,10 @@ TEST(BridgeRandomTest, SmallSlots) {
     options.scheduler.small_bytes = 8192;
     options.scheduler.bulk_bytes = 65536;
     options.scheduler.pieces_per_slot = 8;
+    if (seed % 4 == 0) {
+      options.scheduler.operations_max = 10;
+      options.scheduler.operations_per_peer_max = 5;
+    }
     Mix(seed, options, 1 + seed % 9, 1 + seed % 3, 400'000).Run(600);
     if (HasFailure()) return;
   }

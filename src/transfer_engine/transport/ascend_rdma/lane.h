@@ -25,6 +25,7 @@ class Lane {
   void Submit(std::vector<BridgedOperation> operations) { core_.Submit(std::move(operations)); }
   void Cancel(BatchId tag) { core_.Cancel(tag); }
 
+  bool online() const { return core_.online(); }
   // Any of its slots: what a transport has to reach.
   HostRange sample() const { return memory_->bytes().first(1); }
   const LaneCounters& counters() const { return core_.counters(); }

@@ -13,6 +13,12 @@ Direction DirectionOf(TransferOpcode opcode) {
   return opcode == TransferOpcode::kWrite ? Direction::kWrite : Direction::kRead;
 }
 
+// Unlike any batch's: those do not have the highest bit.
+BatchId NextWireTag() {
+  static std::atomic<uint64_t> last = 0;
+  return (BatchId{1} << 63) | last.fetch_add(1, std::memory_order_relaxed);
+}
+
 }  // namespace
 
 LaneCore::LaneCore(int32_t device_id, LaneOptions options, SlotRing& ring, CopyPort& port)
@@ -95,12 +101,12 @@ void LaneCore::Admit(BridgedOperation bridged, TimePoint now) {
   const auto refuse = [&](Status why) {
     finished_.emplace_back(std::move(operation), std::unexpected(std::move(why)));
   };
-  if (stopping_) return refuse(Status(ErrorCode::SHUTTING_DOWN, "the transfer engine is being closed"));
-  if (offline_) {
-    return refuse(Status(ErrorCode::DEVICE_NOT_FOUND,
-                         fmt::format("NPU device {} is out of use: {}", device_id_, offline_->message()),
-                         offline_->vendor_code()));
+  // If copies are under way, they will tell it with the runtime's own words.
+  if (!offline_ && copies_.empty() && port_.Lost()) {
+    GoOffline(Status(ErrorCode::DEVICE_NOT_FOUND, "another use of it has shown that"), now);
   }
+  if (stopping_) return refuse(Status(ErrorCode::SHUTTING_DOWN, "the transfer engine is being closed"));
+  if (offline_) return refuse(*offline_);
   if (operation.length() == 0) {
     finished_.emplace_back(std::move(operation), Result<void>{});
     return;
@@ -108,17 +114,41 @@ void LaneCore::Admit(BridgedOperation bridged, TimePoint now) {
   if (operation.deadline.time() <= now) {
     return refuse(Status(ErrorCode::TRANSFER_TIMEOUT, "the deadline passed before the transfer began"));
   }
-  const auto& local = std::get<NpuRange>(operation.local);
   const uint64_t id = ++last_id_;
+  const Uuid peer = operation.target->generation;
+  deadlines_.emplace(operation.deadline.time(), id);
+  const Direction direction = DirectionOf(operation.opcode);
+  Op& op = operations_.emplace(id, Op{std::move(bridged), direction, NextWireTag(), false, 0, 0, {}, {}}).first->second;
+  if (waiting_.contains(peer) || !Schedule(id, op, now)) waiting_[peer].push_back(id);
+}
+
+bool LaneCore::Schedule(uint64_t id, Op& op, TimePoint now) {
+  const TransferOperation& operation = op.bridged.operation;
+  const auto& local = std::get<NpuRange>(operation.local);
   const Work work{.id = id,
-                  .direction = DirectionOf(operation.opcode),
+                  .direction = op.direction,
                   .peer = operation.target->generation,
                   .batch = operation.tag,
                   .length = operation.length(),
                   .phase = static_cast<uintptr_t>(local.at.device_ptr) % kAsyncAlignment};
-  if (const auto added = scheduler_.Add(work, now); !added) return refuse(added.error());
-  deadlines_.emplace(operation.deadline.time(), id);
-  operations_.emplace(id, Op{std::move(bridged), work.direction, 0, 0, std::nullopt, {}});
+  op.admitted = scheduler_.Add(work, now).has_value();
+  return op.admitted;
+}
+
+void LaneCore::AdmitWaiting(TimePoint now) {
+  for (bool more = !waiting_.empty(); more;) {
+    more = false;
+    // One of each peer in turn.
+    for (auto peer = waiting_.begin(); peer != waiting_.end();) {
+      auto& ids = peer->second;
+      const auto op = operations_.find(ids.front());  // it may have ended meanwhile
+      if (op == operations_.end() || Schedule(op->first, op->second, now)) {
+        ids.pop_front();
+        more = true;
+      }
+      peer = ids.empty() ? waiting_.erase(peer) : std::next(peer);
+    }
+  }
 }
 
 // --- the thread's round ---
@@ -136,6 +166,7 @@ bool LaneCore::Step(TimePoint now) {
   bool progress = TakeInput(now);
   PollCopies(now, progress);
   progress |= Timers(now);
+  AdmitWaiting(now);
   read_first_ = !read_first_;
   const Direction first = read_first_ ? Direction::kRead : Direction::kWrite;
   const Direction second = read_first_ ? Direction::kWrite : Direction::kRead;
@@ -229,7 +260,6 @@ bool LaneCore::IssueQueued(Direction direction, TimePoint now) {
   queue.pop_front();
   if (direction == Direction::kWrite) {
     StartWire(id, load);
-    if (load.on_wire == 0) WireOver(id, load, now);
   } else {
     StartCopy(id, load, now);
   }
@@ -283,17 +313,11 @@ bool LaneCore::PickOne(Direction direction, TimePoint now) {
 
 void LaneCore::StartCopy(uint64_t id, LoadState& load, TimePoint now) {
   std::vector<SlotCopy> copies;
-  for (LoadPiece& piece : load.pieces) {
+  for (const LoadPiece& piece : load.pieces) {
     if (piece.state != PieceState::kWaiting) continue;
-    const Op& op = operations_.at(piece.work);
-    if (op.error) {
-      EndPiece(piece, PieceState::kDropped);
-      continue;
-    }
-    const auto& local = std::get<NpuRange>(op.bridged.operation.local);
+    const auto& local = std::get<NpuRange>(operations_.at(piece.work).bridged.operation.local);
     copies.push_back({ring_.At(load.slot) + piece.slot_offset, local.at + piece.offset, piece.length});
   }
-  if (copies.empty()) return FreeLoad(id, load);
   ring_.Move(load.slot, SlotState::kCopying);
   load.copying = true;
   const CopyPort::Ticket ticket = port_.Start(load.direction, copies);
@@ -330,29 +354,28 @@ void LaneCore::PollCopies(TimePoint now, bool& progress) {
 
 void LaneCore::CopyEnded(const Copying& copy, Result<void> result, TimePoint now) {
   LoadState& load = loads_.at(copy.load);
-  load.copying = false;
-  if (result && load.direction == Direction::kWrite) {
-    ring_.Move(load.slot, SlotState::kReady);
-    Enqueue(copy.load, load);
-    return;
-  }
   if (!result) {
     ++counters_.copy_failures;
+    if (port_.Lost() && !offline_) GoOffline(result.error(), now);
     for (const LoadPiece& piece : load.pieces) {
       if (piece.state != PieceState::kWaiting) continue;
       Op& op = operations_.at(piece.work);
       if (!op.error) Fail(piece.work, op, Context(op, result.error(), "copy"), now);
     }
   }
+  load.copying = false;
+  const bool to_wire = result && load.direction == Direction::kWrite;
   for (LoadPiece& piece : load.pieces) {
-    if (piece.state == PieceState::kWaiting) EndPiece(piece, result ? PieceState::kThrough : PieceState::kDropped);
+    if (piece.state != PieceState::kWaiting) continue;
+    if (operations_.at(piece.work).error) {
+      EndPiece(piece, PieceState::kDropped);
+    } else if (!to_wire) {
+      EndPiece(piece, PieceState::kThrough);
+    }
   }
-  FreeLoad(copy.load, load);
-  if (!result && port_.Lost() && !offline_) {
-    offline_ = result.error();
-    log::Error("NPU device {} is lost, its transfers end: {}", device_id_, result.error().ToString());
-    FailAll(result.error(), now);
-  }
+  if (!load.AnyWaits()) return FreeLoad(copy.load, load);
+  ring_.Move(load.slot, SlotState::kReady);
+  Enqueue(copy.load, load);
 }
 
 // --- the wire ---
@@ -366,10 +389,10 @@ TransferOperation LaneCore::WireOperation(uint64_t id, const LoadState& load, si
   part.target = whole.target;
   part.region = whole.region;
   part.target_address = whole.target_address + piece.offset;
-  part.tag = whole.tag;
+  part.tag = op.wire_tag;
   part.deadline = whole.deadline;
-  part.done = [inbox = inbox_, id, index](Result<void> result) {
-    inbox->Put([&] { inbox->ended.push_back({id, index, std::move(result)}); });
+  part.done = [inbox = inbox_, id, index, attempt = piece.attempts](Result<void> result) {
+    inbox->Put([&] { inbox->ended.push_back({id, index, attempt, std::move(result)}); });
   };
   return part;
 }
@@ -378,11 +401,8 @@ void LaneCore::StartWire(uint64_t id, LoadState& load) {
   std::map<Transport*, std::vector<TransferOperation>> by_wire;
   for (size_t i = 0; i < load.pieces.size(); ++i) {
     LoadPiece& piece = load.pieces[i];
+    if (piece.state != PieceState::kWaiting) continue;
     const Op& op = operations_.at(piece.work);
-    if (op.error) {
-      EndPiece(piece, PieceState::kDropped);
-      continue;
-    }
     piece.state = PieceState::kOnWire;
     ++load.on_wire;
     by_wire[op.bridged.wire].push_back(WireOperation(id, load, i, op));
@@ -395,7 +415,12 @@ void LaneCore::StartWire(uint64_t id, LoadState& load) {
 }
 
 void LaneCore::WireEnded(WireEnd end, TimePoint now) {
-  LoadState& load = loads_.at(end.load);
+  const auto found = loads_.find(end.load);
+  const LoadPiece* const named = found == loads_.end() ? nullptr : &found->second.pieces[end.piece];
+  MC_CHECK(named != nullptr && named->attempts == end.attempt &&
+               (named->state == PieceState::kOnWire || named->state == PieceState::kOrphaned),
+           "a piece ended on the wire twice");
+  LoadState& load = found->second;
   LoadPiece& piece = load.pieces[end.piece];
   if (piece.state == PieceState::kOrphaned) {
     piece.state = PieceState::kDropped;
@@ -404,7 +429,6 @@ void LaneCore::WireEnded(WireEnd end, TimePoint now) {
       FreeLoad(end.load, load);
     return;
   }
-  MC_CHECK(piece.state == PieceState::kOnWire, "a piece that was not on the wire ended there");
   Op& op = operations_.at(piece.work);
   ++piece.attempts;
   if (!end.result && !op.error) {
@@ -436,122 +460,9 @@ void LaneCore::LeaveWire(LoadState& load) {
 
 void LaneCore::WireOver(uint64_t id, LoadState& load, TimePoint) {
   LeaveWire(load);
-  const bool arrived =
-      std::ranges::any_of(load.pieces, [](const LoadPiece& piece) { return piece.state == PieceState::kWaiting; });
-  if (!arrived) return FreeLoad(id, load);
+  if (!load.AnyWaits()) return FreeLoad(id, load);
   ring_.Move(load.slot, SlotState::kArrived);
   Enqueue(id, load);
-}
-
-// --- ends ---
-
-void LaneCore::FreeLoad(uint64_t id, LoadState& load) {
-  if (load.orphaned > 0) {
-    if (ring_.state(load.slot) == SlotState::kQuarantined) return;
-    ring_.Move(load.slot, SlotState::kQuarantined);
-    ++counters_.quarantines;
-    return;
-  }
-  ring_.Move(load.slot, SlotState::kFree);
-  loads_.erase(id);
-}
-
-void LaneCore::EndPiece(LoadPiece& piece, PieceState how) {
-  piece.state = how;
-  Op& op = operations_.at(piece.work);
-  if (how == PieceState::kThrough) {
-    op.moved += piece.length;
-    (op.direction == Direction::kWrite ? counters_.bytes_written : counters_.bytes_read) += piece.length;
-  }
-  --op.in_flight;
-  MaybeFinish(piece.work);
-}
-
-void LaneCore::MaybeFinish(uint64_t op_id) {
-  const auto found = operations_.find(op_id);
-  Op& op = found->second;
-  TransferOperation& operation = op.bridged.operation;
-  if (op.in_flight > 0 || (!op.error && op.moved < operation.length())) return;
-  MC_CHECK(op.moved <= operation.length(), "{} of {} B moved", op.moved, operation.length());
-  scheduler_.End(op_id);
-  deadlines_.erase({operation.deadline.time(), op_id});
-  if (op.error) overdue_.erase({op.failed_at + options_.wire_grace, op_id});
-  Result<void> result;
-  if (op.error) result = std::unexpected(std::move(*op.error));
-  finished_.emplace_back(std::move(operation), std::move(result));
-  operations_.erase(found);
-}
-
-void LaneCore::Fail(uint64_t op_id, Op& op, Status why, TimePoint now) {
-  op.error = std::move(why);
-  op.failed_at = now;
-  scheduler_.Drop(op_id);
-  overdue_.emplace(now + options_.wire_grace, op_id);
-  // The batch's other operations are canceled there as well only if it was all of the batch that was canceled.
-  const ErrorCode code = op.error->code();
-  if (op.in_flight > 0 && (code == ErrorCode::TRANSFER_CANCELED || code == ErrorCode::SHUTTING_DOWN)) {
-    op.bridged.wire->Cancel(op.bridged.operation.tag);
-  }
-  ++op.in_flight;  // keeps it while its retries end
-  DropRetries(op_id, now);
-  --op.in_flight;
-  MaybeFinish(op_id);
-}
-
-void LaneCore::DropRetries(uint64_t op_id, TimePoint now) {
-  for (auto retry = retries_.begin(); retry != retries_.end();) {
-    const auto [load_id, index] = retry->second;
-    LoadState& load = loads_.at(load_id);
-    if (load.pieces[index].work != op_id) {
-      ++retry;
-      continue;
-    }
-    retry = retries_.erase(retry);
-    EndPiece(load.pieces[index], PieceState::kDropped);
-    if (--load.on_wire == 0) WireOver(load_id, load, now);
-  }
-}
-
-// The wire has not let go of the operation's slots in time. They are given up; the user's memory is not theirs.
-void LaneCore::GiveUpOnWire(uint64_t op_id, TimePoint now) {
-  std::vector<std::pair<uint64_t, size_t>> given_up;
-  for (const auto& [load_id, load] : loads_) {
-    for (size_t i = 0; i < load.pieces.size(); ++i) {
-      const LoadPiece& piece = load.pieces[i];
-      if (piece.work == op_id && piece.state == PieceState::kOnWire) given_up.emplace_back(load_id, i);
-    }
-  }
-  for (const auto& [load_id, index] : given_up) {
-    LoadState& load = loads_.at(load_id);
-    ++load.orphaned;
-    --load.on_wire;
-    EndPiece(load.pieces[index], PieceState::kOrphaned);
-    if (load.on_wire == 0) WireOver(load_id, load, now);
-  }
-  if (!given_up.empty()) {
-    log::Warn("NPU device {}: {} pieces of a failed transfer are still on the wire; their slots are set aside",
-              device_id_, given_up.size());
-  }
-}
-
-void LaneCore::FailAll(const Status& why, TimePoint now) {
-  std::vector<uint64_t> ids;
-  for (const auto& [id, op] : operations_) {
-    if (!op.error) ids.push_back(id);
-  }
-  for (const uint64_t id : ids) {
-    Op& op = operations_.at(id);
-    Fail(id, op, why.code() == ErrorCode::SHUTTING_DOWN ? why : Context(op, why, "device"), now);
-  }
-}
-
-Status LaneCore::Context(const Op& op, const Status& why, std::string_view stage) const {
-  const TransferOperation& operation = op.bridged.operation;
-  return Status(why.code(),
-                fmt::format("{} of {} B {} NPU device {} and {} ({}): {}",
-                            op.direction == Direction::kWrite ? "writing" : "reading", operation.length(), "between",
-                            device_id_, operation.target->name, stage, why.message()),
-                why.vendor_code());
 }
 
 }  // namespace mooncake::bridge

@@ -1,6 +1,7 @@
 // The pipeline of one device: takes operations, moves their bytes through the slots, and ends each exactly once.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <condition_variable>
@@ -28,7 +29,9 @@ struct LaneOptions {
   int attempts = 3;                                     // of the wire, per piece
   Duration retry_delay = std::chrono::milliseconds(2);  // before the second attempt; eight times as long each further
   Duration copy_patience = std::chrono::seconds(30);    // before a copy is aborted
-  Duration wire_grace = std::chrono::seconds(10);       // past an operation's end, until its slots are given up
+  // Past an operation's failure, until a wire that ought to have ended its pieces is no longer waited for. Their slots
+  // stay out of use until it has; what it still sends may change the target's memory.
+  Duration wire_grace = std::chrono::seconds(10);
 };
 
 // Since the lane was opened. What is written by the lane's thread may be read by any.
@@ -64,6 +67,9 @@ class LaneCore {
   // Ends everything with SHUTTING_DOWN, also what comes later.
   void Stop();
 
+  // False once the device is known to be lost: then all ends with DEVICE_NOT_FOUND. Any thread.
+  bool online() const { return online_.load(std::memory_order_acquire); }
+
   // Everything that can be done now; false when there was nothing.
   bool Step(TimePoint now);
   // Something came in that the next Step will look at.
@@ -84,6 +90,7 @@ class LaneCore {
   struct WireEnd {
     uint64_t load;
     size_t piece;
+    int attempt;
     Result<void> result;
   };
   // What other threads leave for the lane. Shared with the callbacks of pieces on the wire.
@@ -107,8 +114,10 @@ class LaneCore {
   struct Op {
     BridgedOperation bridged;
     Direction direction;
-    size_t moved = 0;      // bytes of pieces that are through
-    size_t in_flight = 0;  // pieces that hold a slot and may touch memory
+    BatchId wire_tag;       // names its pieces, and nothing else, on the wire
+    bool admitted = false;  // by the scheduler
+    size_t moved = 0;       // bytes of pieces that are through
+    size_t in_flight = 0;   // pieces that hold a slot and may touch memory
     std::optional<Status> error;
     TimePoint failed_at{};
   };
@@ -125,6 +134,10 @@ class LaneCore {
     size_t on_wire = 0;   // pieces on the wire or about to be again
     size_t orphaned = 0;  // pieces on the wire that nobody waits for
     bool copying = false;
+    // For the wire, or for a copy.
+    bool AnyWaits() const {
+      return std::ranges::any_of(pieces, [](const LoadPiece& piece) { return piece.state == PieceState::kWaiting; });
+    }
   };
   struct Copying {
     uint64_t load;
@@ -137,6 +150,9 @@ class LaneCore {
   void CountSlots(TimePoint now);
   bool TakeInput(TimePoint now);
   void Admit(BridgedOperation bridged, TimePoint now);
+  bool Schedule(uint64_t id, Op& op, TimePoint now);
+  // Those beyond the limits, when others have ended.
+  void AdmitWaiting(TimePoint now);
   void PollCopies(TimePoint now, bool& progress);
   void CopyEnded(const Copying& copy, Result<void> result, TimePoint now);
   void WireEnded(WireEnd end, TimePoint now);
@@ -157,11 +173,14 @@ class LaneCore {
   void EndPiece(LoadPiece& piece, PieceState how);
   void GiveUpOnWire(uint64_t op_id, TimePoint now);
   void DropRetries(uint64_t op_id, TimePoint now);
+  // Its pieces in slots that nothing touches: those may have to wait for long.
+  void DropWaiting(uint64_t op_id);
   void Enqueue(uint64_t id, const LoadState& load);
   void TellFinished();
 
   void Fail(uint64_t op_id, Op& op, Status why, TimePoint now);
   void FailAll(const Status& why, TimePoint now);
+  void GoOffline(const Status& why, TimePoint now);
   // Ends the operation if nothing of it is under way.
   void MaybeFinish(uint64_t op_id);
   Status Context(const Op& op, const Status& why, std::string_view stage) const;
@@ -177,6 +196,7 @@ class LaneCore {
   uint64_t last_id_ = 0;
   std::unordered_map<uint64_t, Op> operations_;
   std::unordered_map<uint64_t, LoadState> loads_;
+  std::map<Uuid, std::deque<uint64_t>> waiting_;                   // of each peer, beyond the scheduler's limits
   std::set<std::pair<TimePoint, uint64_t>> deadlines_;             // of operations
   std::set<std::pair<TimePoint, uint64_t>> overdue_;               // failed operations with pieces on the wire
   std::multimap<TimePoint, std::pair<uint64_t, size_t>> retries_;  // (load, piece)
@@ -188,6 +208,7 @@ class LaneCore {
   bool read_first_ = true;
   std::optional<TimePoint> last_step_;
   bool stopping_ = false;
+  std::atomic<bool> online_ = true;
   std::optional<Status> offline_;
   std::vector<std::pair<TransferOperation, Result<void>>> finished_;  // of this Step; told at its end
   LaneCounters counters_;

@@ -233,7 +233,7 @@ TEST_F(LaneTest, CancelOnTheWireIsPassedOnAndWaitsForIt) {
   lane_.Step();
   lane_.core->Cancel(9);
   lane_.Step();
-  EXPECT_EQ(lane_.wire.canceled, std::vector<BatchId>{9});
+  EXPECT_EQ(lane_.wire.canceled, std::vector<BatchId>{lane_.wire.held.at(0).tag});
   EXPECT_FALSE(read.ended());
   lane_.wire.EndOne();  // it was too late there
   lane_.Step();
@@ -262,6 +262,121 @@ TEST_F(LaneTest, CancelOfOneLeavesItsSlotMatesAlone) {
   lane_.Drain();
   EXPECT_EQ(canceled.code(), ErrorCode::TRANSFER_CANCELED);
   EXPECT_EQ(other.code(), ErrorCode::OK);
+}
+
+// A wire that stands still holds up nobody whose memory is safe already.
+TEST_F(LaneTest, C17CancelOfWhatWaitsForTheWireOrForACopyEndsAtOnce) {
+  Transfer& first = lane_.Start(kWrite, kSlot, 1);
+  for (int i = 0; i < 10; ++i) {
+    lane_.Step();
+    lane_.port.EndOne();
+  }
+  lane_.Step();
+  ASSERT_EQ(lane_.wire.held.size(), 4u);
+  Transfer& ready = lane_.Start(kWrite, 1000, 8);
+  lane_.Step();
+  ASSERT_TRUE(lane_.port.EndOne());
+  lane_.Step();
+  ASSERT_EQ(lane_.ring.count(SlotState::kReady), 1u);
+  lane_.core->Cancel(8);
+  lane_.Step();
+  ASSERT_TRUE(ready.ended());
+  EXPECT_EQ(ready.code(), ErrorCode::TRANSFER_CANCELED);
+  Transfer& copying = lane_.Start(kWrite, 1000, 8);
+  lane_.Step();
+  lane_.core->Cancel(8);
+  lane_.Step();
+  ASSERT_TRUE(lane_.port.EndOne());
+  lane_.Step();
+  EXPECT_TRUE(copying.ended());
+  EXPECT_EQ(lane_.in_use(), 4u);
+  EXPECT_FALSE(first.ended());
+  lane_.Drain();
+  lane_.Start(kRead, kSlot, 1);
+  lane_.Step();
+  while (lane_.wire.EndOne()) lane_.Step();
+  ASSERT_EQ(lane_.port.count(Direction::kRead), 2u);
+  Transfer& arrived = lane_.Start(kRead, 1000, 8);
+  lane_.Step();
+  ASSERT_TRUE(lane_.wire.EndOne());
+  lane_.Step();
+  lane_.core->Cancel(8);
+  lane_.Step();
+  EXPECT_TRUE(arrived.ended());
+}
+
+// It has arrived; what shares its slot has not.
+TEST_F(LaneTest, C17CancelDoesNotWaitForSlotMates) {
+  Transfer& canceled = lane_.Start(kRead, 1000, 1);
+  Transfer& other = lane_.Start(kRead, 1000, 2);
+  lane_.Step();
+  ASSERT_EQ(lane_.in_use(), 1u);
+  lane_.wire.EndOne();
+  lane_.Step();
+  lane_.core->Cancel(1);
+  lane_.Step();
+  EXPECT_TRUE(canceled.ended());
+  EXPECT_FALSE(other.ended());
+  lane_.Drain();
+  EXPECT_EQ(other.code(), ErrorCode::OK);
+}
+
+// The wire carries the application's plain operations as well, perhaps of the same batch.
+TEST_F(LaneTest, AFailureCancelsItsOwnPiecesOnTheWireAndNothingElse) {
+  Transfer& failed = lane_.Start(kRead, 4 * kSlot, 9);
+  lane_.Step();
+  Transfer& other = lane_.Start(kRead, 1000, 9);
+  lane_.Step();
+  lane_.wire.EndOne(Error(ErrorCode::ADDRESS_NOT_REGISTERED, "gone"));
+  lane_.Step();
+  EXPECT_FALSE(failed.ended());
+  ASSERT_FALSE(lane_.wire.held.empty());
+  EXPECT_EQ(lane_.wire.canceled, std::vector<BatchId>{lane_.wire.held.front().tag});
+  EXPECT_NE(lane_.wire.held.front().tag, BatchId{9});
+  lane_.Drain();
+  EXPECT_EQ(failed.code(), ErrorCode::ADDRESS_NOT_REGISTERED);
+  EXPECT_EQ(other.code(), ErrorCode::OK);
+  EXPECT_EQ(lane_.wire.canceled.size(), 1u);
+}
+
+// C2: what is more than the lane admits waits, as its deadline allows; a greedy peer does not keep others out.
+TEST(LaneAdmissionTest, C2WhatIsBeyondTheLimitsWaitsInside) {
+  LaneOptions options = SmallSlots();
+  options.scheduler.operations_max = 8;
+  options.scheduler.operations_per_peer_max = 3;
+  LaneHarness lane(options);
+  for (int i = 0; i < 30; ++i) lane.Start(i % 2 == 0 ? kWrite : kRead, 5000, 1);
+  Transfer& late = lane.Start(kRead, 5000, 2, 0, milliseconds(5));
+  Transfer& canceled = lane.Start(kRead, 5000, 3);
+  Transfer& other = lane.Start(kRead, 5000, 4, 0, std::chrono::hours(1), lane.peers[1]);
+  lane.Step();
+  lane.core->Cancel(3);
+  lane.Step();
+  ASSERT_TRUE(canceled.ended());
+  EXPECT_EQ(canceled.code(), ErrorCode::TRANSFER_CANCELED);
+  lane.now += std::chrono::microseconds(50);
+  lane.Step();
+  for (size_t i = 0; i < lane.wire.held.size(); ++i) {
+    if (lane.wire.held[i].target == lane.peers[1]) lane.wire.EndOne({}, i);
+  }
+  lane.Step();
+  while (lane.port.EndOne({}, Direction::kRead)) lane.Step();
+  EXPECT_TRUE(other.ended());
+  lane.now += milliseconds(6);
+  lane.Step();
+  ASSERT_TRUE(late.ended());
+  EXPECT_EQ(late.code(), ErrorCode::TRANSFER_TIMEOUT);
+  lane.Drain();
+  for (const auto& transfer : lane.transfers) {
+    ASSERT_TRUE(transfer->ended());
+    if (transfer.get() != &late && transfer.get() != &canceled) {
+      EXPECT_EQ(transfer->code(), ErrorCode::OK);
+    }
+  }
+  for (int i = 0; i < 30; ++i) lane.Start(kWrite, 5000, 1);
+  lane.Step();
+  lane.Close();
+  lane.CheckAll();
 }
 
 // C17: the deadline is told after the user's memory is safe.
@@ -310,6 +425,22 @@ TEST_F(LaneTest, C7ASlotTheWireDoesNotGiveBackIsQuarantinedUntilItDoes) {
   EXPECT_EQ(lane_.in_use(), 0u);
 }
 
+// Nobody can call back what a network device may still send: the error says so.
+TEST_F(LaneTest, C7AWriteTheWireDoesNotGiveBackSaysThatTheTargetMayChange) {
+  Transfer& write = lane_.Start(kWrite, 1000, 1, 0, milliseconds(5));
+  lane_.Step();
+  lane_.port.EndOne();
+  lane_.Step();
+  lane_.now += milliseconds(6);
+  lane_.Step();
+  lane_.now += seconds(10);
+  lane_.Step();
+  ASSERT_TRUE(write.ended());
+  EXPECT_EQ(write.code(), ErrorCode::TRANSFER_TIMEOUT);
+  EXPECT_NE(write.ends[0].error().message().find("may still change"), std::string::npos);
+  EXPECT_EQ(lane_.ring.count(SlotState::kQuarantined), 1u);
+}
+
 TEST_F(LaneTest, ACopyThatDoesNotEndIsAbortedAndHoldsItsOperationUntilItDoes) {
   Transfer& write = lane_.Start(kWrite, 1000);
   lane_.Step();
@@ -328,19 +459,31 @@ TEST_F(LaneTest, ALostDeviceEndsEverythingAndRefusesWhatComesLater) {
   Transfer& copying = lane_.Start(kWrite, 10 * kSlot);
   Transfer& queued = lane_.Start(kRead, 100 * kSlot);
   lane_.Step();
+  EXPECT_TRUE(lane_.core->online());
   lane_.port.lost = true;
   lane_.port.EndOne(BadCopy());
   lane_.Step();
+  EXPECT_FALSE(lane_.core->online());
   while (lane_.port.EndOne(BadCopy())) continue;
   lane_.Step();
-  EXPECT_EQ(copying.code(), ErrorCode::DATA_COPY_FAILED);
+  EXPECT_EQ(copying.code(), ErrorCode::DEVICE_NOT_FOUND);
+  EXPECT_EQ(copying.ends[0].error().vendor_code(), 507001);
   while (lane_.wire.EndOne()) continue;
   lane_.Step();
-  EXPECT_EQ(queued.code(), ErrorCode::DATA_COPY_FAILED);
+  EXPECT_EQ(queued.code(), ErrorCode::DEVICE_NOT_FOUND);
   EXPECT_EQ(lane_.in_use(), 0u);
   Transfer& later = lane_.Start(kWrite, 1000);
   lane_.Step();
   EXPECT_EQ(later.code(), ErrorCode::DEVICE_NOT_FOUND);
+}
+
+TEST_F(LaneTest, ADeviceThatOthersFoundLostIsNotTried) {
+  lane_.port.lost = true;
+  Transfer& write = lane_.Start(kWrite, 1000);
+  lane_.Step();
+  EXPECT_TRUE(lane_.port.running.empty());
+  ASSERT_TRUE(write.ended());
+  EXPECT_EQ(write.code(), ErrorCode::DEVICE_NOT_FOUND);
 }
 
 // D7, C14: an end in the middle of everything: each operation is told once, no slot is lost (TearDown looks).
@@ -357,6 +500,24 @@ TEST_F(LaneTest, D7C14StopEndsEverythingInEveryStage) {
   Transfer& later = lane_.Start(kRead, 10);
   lane_.Step();
   EXPECT_EQ(later.code(), ErrorCode::SHUTTING_DOWN);
+}
+
+// A wire that does not keep its word is found out where it happens, not by what it overwrites.
+TEST(LaneDeathTest, AWireThatEndsAPieceTwiceIsFoundOut) {
+  testing::FLAGS_gtest_death_test_style = "threadsafe";
+  const auto twice = [](bool late) {
+    LaneHarness lane(SmallSlots());
+    lane.Start(kRead, 1000);
+    lane.Step();
+    auto done = std::move(lane.wire.held.at(0).done);
+    lane.wire.held.clear();
+    done({});
+    if (late) lane.Drain();
+    done({});
+    lane.Step();
+  };
+  EXPECT_DEATH(twice(false), "ended on the wire twice");
+  EXPECT_DEATH(twice(true), "ended on the wire twice");
 }
 
 // D6: one list, both opcodes, all sizes; each goes its own way.

@@ -81,8 +81,10 @@ std::optional<Result<void>> NpuCopyPort::Poll(Ticket ticket) {
     return Over(lane);
   }
   if (lane.outcome) lane.outcome = std::unexpected(waited.error());
-  // It may be the call's own error. A second one leaves the rest to the stream's end, which waits.
+  // It may be the call's own error. After a second one the stream is ended, which waits for what is queued in it: that
+  // had better not be a copy that hangs.
   if (++lane.poll_errors < 2 && !Lost()) return std::nullopt;
+  if (!Lost()) (void)lane.stream->Abort();
   lane.stream.reset();
   return Over(lane);
 }

@@ -14,7 +14,9 @@ namespace mooncake::bridge {
 // A runtime reports the error of a copy to whoever synchronizes its stream, and then for the whole stream. So each
 // ticket has a stream to itself while it lives: its error is known exactly, and nothing else waits for it.
 // Where host memory cannot be page-locked, copies are synchronous instead: Start does them, which is correct everywhere
-// and overlaps with the wire alone. The driver outlives it.
+// and overlaps with the wire alone. The runtime has no way out of a synchronous copy: a device that hangs in one (also
+// in that of the less than kAsyncAlignment bytes before a read's first aligned one) holds up its lane until it is lost.
+// One that hangs in an asynchronous copy does not, where streams can be aborted. The driver outlives it.
 class NpuCopyPort final : public CopyPort {
  public:
   // `depth` streams per direction; none, and one copy at a time, if `page_locked` is false.

@@ -117,7 +117,9 @@ void Scheduler::Retire(FlowRing& ring, Direction direction, Flow* flow) {
 }
 
 Scheduler::Flow* Scheduler::Front(FlowRing& ring, Direction direction, bool idle, TimePoint now) {
-  for (size_t tries = 2 * ring.size() + 1; tries > 0 && !ring.empty(); --tries) {
+  // No flow owes more than a slot: after so many turns each has paid it back.
+  const size_t turns = options_.slot_bytes / options_.chunk_bytes + 2;
+  for (size_t tries = turns * ring.size() + 1; tries > 0 && !ring.empty(); --tries) {
     Flow* const flow = ring.front();
     const Item* const head = Head(*flow);
     if (head == nullptr) {
@@ -171,7 +173,8 @@ Load Scheduler::Serve(Flow& flow, Direction direction, TimePoint now) {
     Pack(flow, load, used, now);
     const FlowRing& others = ring(direction, flow.work_class);
     for (size_t i = 0; i < std::min(others.size(), kPackFlows); ++i) {
-      if (others[i] != &flow && others[i]->peer == flow.peer) Pack(*others[i], load, used, now);
+      Flow* const other = others[i];
+      if (other != &flow && other->peer == flow.peer && other->credit > 0) Pack(*other, load, used, now);
     }
     return load;
   }

@@ -97,8 +97,8 @@ TEST_F(SchedulerTest, C16PackedPiecesKeepTheirPhaseAndShareNoUnit) {
   EXPECT_TRUE(lengths_.empty());
 }
 
-// D5, D8, C2: no length is too much, and none gets stuck behind a small one.
-TEST_F(SchedulerTest, D5D8AnyLengthIsCutIntoChunksThatCoverIt) {
+// D5, D8, D9, C2: no length is too much, and none gets stuck behind a small one.
+TEST_F(SchedulerTest, C2D5D8D9AnyLengthIsCutIntoChunksThatCoverIt) {
   for (const size_t length : {2 * kMi, 2 * kMi + 1, 8 * kMi - 1, 8 * kMi, 40 * kMi + 17, size_t{5} << 30}) {
     for (const size_t phase : {size_t{0}, size_t{1}, size_t{63}}) {
       Add(Direction::kWrite, 100);
@@ -149,6 +149,29 @@ TEST_F(SchedulerTest, FlowsOfAClassShareByBytes) {
     for (const Piece& piece : load->pieces) bytes[piece.work] += piece.length;
   }
   for (uint64_t id = 1; id <= 3; ++id) EXPECT_EQ(bytes[id], 60 * kMi);
+}
+
+// A slot may hold many chunks: what a flow has used up must not leave the lane idle.
+TEST(SchedulerCreditTest, SmallOperationsGoOnThoughASlotHoldsManyChunks) {
+  Scheduler scheduler({.slot_bytes = 8 * kMi, .chunk_bytes = 512 * kKi});
+  const Uuid peer = Uuid::Random();
+  for (uint64_t id = 1; id <= 128; ++id) {
+    ASSERT_TRUE(scheduler.Add({id, Direction::kWrite, peer, 1, 256 * kKi, 0}, {}));
+  }
+  for (int i = 0; i < 4; ++i) {
+    const auto load = scheduler.Next(Direction::kWrite, true, true, {});
+    ASSERT_TRUE(load) << i;
+    EXPECT_EQ(load->pieces.size(), 32u);
+  }
+}
+
+TEST_F(SchedulerTest, AFlowThatFilledUpOthersSlotsGoesOnWhenTheyAreGone) {
+  for (int i = 0; i < 2000; ++i) Add(Direction::kWrite, 64 * kKi, 0, 2);
+  for (int i = 0; i < 30; ++i) {
+    Add(Direction::kWrite, 64 * kKi, 0, 1);
+    ASSERT_TRUE(Next(Direction::kWrite, true));
+  }
+  while (!scheduler_.empty(Direction::kWrite)) ASSERT_TRUE(Next(Direction::kWrite, true));
 }
 
 TEST_F(SchedulerTest, BulkThatHasWaitedLongGetsEverySecondTurn) {
