@@ -13,6 +13,7 @@
 #include "bench/bridge_load.h"
 #include "bench/emulator.h"
 #include "bench/measure.h"
+#include "common/env.h"
 #include "transfer_engine/transport/ascend_rdma/ascend_rdma_transport.h"
 #include "transfer_engine/transport/ascend_rdma/calibration.h"
 #include "transfer_engine/transport/ascend_rdma/lane_core.h"
@@ -26,6 +27,7 @@ constexpr size_t kBulk = 64 * kMiB;
 constexpr size_t kSmall = 4 << 10;
 constexpr size_t kSlot = 2 * kMiB;
 constexpr size_t kRing = 64 * kMiB;
+constexpr env::Variable kEmulatorTime{"ACLEMU_TIME", "of the emulator"};
 constexpr Duration kPause = std::chrono::microseconds(200);  // between small reads, and up to 1 ms more
 
 using std::chrono::duration;
@@ -37,7 +39,7 @@ class VirtualBridge {
     const auto rate = ModelParameter("d2h_gbps");
     const auto submit = ModelParameter("submit_us");
     const auto latency = ModelParameter("latency_us");
-    if (now == nullptr || !rate || !submit || !latency || std::string_view(getenv("ACLEMU_TIME")) != "virtual") {
+    if (now == nullptr || !rate || !submit || !latency || env::Get(kEmulatorTime).value_or("") != "virtual") {
       return Error(ErrorCode::NOT_IMPLEMENTED, "no emulator in virtual time");
     }
     std::unique_ptr<VirtualBridge> made(new VirtualBridge(std::move(runtime), now));
