@@ -132,12 +132,12 @@ class BridgeBench {
     if (const auto gbps = ModelParameter(write ? "d2h_gbps" : "h2d_gbps")) return *gbps * 1e9;
     const auto memory = MC_TRY(bridge::BounceMemory::Create(*runtime_, 0, kBulk, {}));
     const HostRange host = memory->bytes();
-    std::vector<double> seconds;
-    for (int i = 0; i < 5; ++i) {
-      seconds.push_back(MC_TRY(Timed([&] {
+    std::vector<double> seconds(5);
+    for (double& one : seconds) {
+      one = MC_TRY(Timed([&] {
         return write ? runtime_->CopyDeviceToHost(host.data(), host.size(), ends_->block(), host.size())
                      : runtime_->CopyHostToDevice(ends_->block(), host.size(), host.data(), host.size());
-      })));
+      }));
     }
     return kBulk / Quantile(seconds, 0.5);
   }
@@ -174,7 +174,7 @@ class BridgeBench {
   Result<void> ByRing(size_t ring) {
     const auto bridge = MC_TRY(OpenBridge(*wire_, ring));
     const bridge::LaneCounters& counters = *bridge->counters(0);
-    const auto slots = static_cast<double>(ring / bridge->lane_options(0)->scheduler.slot_bytes);
+    const auto slots = static_cast<double>(ring) / static_cast<double>(bridge->lane_options(0)->scheduler.slot_bytes);
     const std::string name = fmt::format("ring_{}", SizeName(ring));
     for (int run = 0; run < options_.runs; ++run) {
       Step("a ring of " + SizeName(ring), run);
@@ -252,6 +252,7 @@ class BridgeBench {
   Result<std::vector<double>> ReadsUnderWrites(Transport& policy) {
     Landing stream(sizes_.stream);
     std::vector<TransferOperation> writes;
+    writes.reserve(sizes_.stream);
     for (size_t i = 0; i < sizes_.stream; ++i) writes.push_back(ends_->Request(kWrite, 0, kBulk, *wire_, stream));
     policy.Submit(std::move(writes), Caller::kGoesOn);
     std::vector<double> seconds;

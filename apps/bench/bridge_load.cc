@@ -93,6 +93,7 @@ Result<double> BothEnds::Move(Transport& policy, TransferOpcode opcode, size_t b
                               const PacedWire& wire) const {
   Landing landing(count);
   std::vector<TransferOperation> operations;
+  operations.reserve(count);
   for (size_t i = 0; i < count; ++i) {
     operations.push_back(Request(opcode, i % (peer_.size() / bytes) * bytes, bytes, wire, landing));
   }
