@@ -227,16 +227,26 @@ bool LiveWith(const std::string& fault, int code) {
   return fired == 1;
 }
 
+bool HappensWithin(int lives, const std::string& fault, int code) {
+  for (int life = 0; life < lives; ++life) {
+    if (LiveWith(fault, code)) return true;
+  }
+  return false;
+}
+
 // Lives with the fault at its n-th chance for n = 1, 2 and the last. How many chances a life has varies by a few,
-// because threads take turns differently, so the last one may need a second try.
+// because threads take turns differently: memory that was page-locked before its first copy is not even asked about.
+// So a chance may take several lives, and of a few chances the last need not come again.
 void LiveWithEach(const std::string& name, const std::string& stage, uint64_t count, int code) {
+  constexpr int kLives = 30;
+  constexpr uint64_t kFew = 8;
   const auto fault = [&](uint64_t nth) { return fmt::format("{}@{}{}={}", name, nth, stage, code); };
   for (uint64_t nth = 1; nth <= std::min<uint64_t>(2, count); ++nth) {
-    EXPECT_TRUE(LiveWith(fault(nth), code)) << fault(nth) << " did not happen";
+    EXPECT_TRUE(HappensWithin(kLives, fault(nth), code)) << fault(nth) << " did not happen";
   }
   uint64_t last = count;
   while (last > 2 && !LiveWith(fault(last), code)) last = last * 9 / 10;
-  if (count > 2) {
+  if (count > kFew) {
     EXPECT_GT(last, count / 2) << name << " was far from its last call";
   }
 }
