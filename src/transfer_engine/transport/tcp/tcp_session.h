@@ -8,6 +8,7 @@
 
 #include "transfer_engine/region_registry.h"
 #include "transfer_engine/transport/tcp/event_loop.h"
+#include "transfer_engine/transport/tcp/page_pipe.h"
 #include "transfer_engine/transport/tcp/tcp_metrics.h"
 #include "transfer_engine/transport/tcp/tcp_options.h"
 #include "transfer_engine/transport/tcp/tcp_socket.h"
@@ -80,7 +81,6 @@ class Session final : public EventLoop::Handler, public std::enable_shared_from_
     uint64_t length = 0;
     RegionRegistry::Use use;
   };
-  struct Parcel;
 
   void Receive();
   void HearHello();
@@ -95,7 +95,6 @@ class Session final : public EventLoop::Handler, public std::enable_shared_from_
   void Send();
   void Stage();
   Parcel Pack() const;
-  ssize_t SendParcel(Parcel& parcel);
   void Sent(size_t bytes);
   bool HoldsUses() const;
   void WatchUses();
