@@ -70,17 +70,36 @@ class Bench {
     job_.deadline = Soon(std::chrono::hours(1));
   }
 
-  void Latency(TransferOpcode opcode, size_t bytes) {
+  void Latency(TransferOpcode opcode, size_t bytes, const char* beside = "", int count = 20'000) {
     std::vector<double> micros;
-    for (int i = 0; i < 22'000; ++i) {
+    const int warm_up = count / 10;
+    for (int i = 0; i < warm_up + count; ++i) {
       Job job = At(opcode, i, bytes);
       const double start = Now();
       if (const auto result = RunJob(node_.transport(), job); !result) Die(result);
-      if (i >= 2'000) micros.push_back(1e6 * (Now() - start));
+      if (i >= warm_up) micros.push_back(1e6 * (Now() - start));
     }
     std::sort(micros.begin(), micros.end());
-    std::printf("%s %zu B one at a time: p50 %.1f us, p99 %.1f us\n", Word(opcode), bytes, micros[micros.size() / 2],
-                micros[micros.size() * 99 / 100]);
+    std::printf("%s %zu B one at a time%s: p50 %.1f us, p99 %.1f us\n", Word(opcode), bytes, beside,
+                micros[micros.size() / 2], micros[micros.size() * 99 / 100]);
+  }
+
+  // How long a small read takes while 16 MiB requests keep every connection busy.
+  void LatencyUnderLoad(TransferOpcode load) {
+    std::atomic<bool> stop{false};
+    Results chains(settings_.depth);
+    std::atomic<size_t> index{0};
+    std::function<void(size_t)> next = [&](size_t chain) {
+      Submit(node_.transport(), At(load, index++, 16 << 20).With([&, chain](Result<void> result) {
+        if (!result) Die(result);
+        stop ? chains.At(chain)({}) : next(chain);
+      }));
+    };
+    for (size_t chain = 0; chain < settings_.depth; ++chain) next(chain);
+    Latency(TransferOpcode::kRead, 4096,
+            load == TransferOpcode::kRead ? " beside 16 MiB reads" : " beside 16 MiB writes", 500);
+    stop = true;
+    chains.Wait();
   }
 
   double Throughput(TransferOpcode opcode, size_t bytes, size_t depth) {
@@ -152,6 +171,7 @@ int Main(const Settings& settings) {
   {
     Bench bench(settings, offer);
     for (const auto opcode : {TransferOpcode::kRead, TransferOpcode::kWrite}) bench.Latency(opcode, 4096);
+    for (const auto load : {TransferOpcode::kRead, TransferOpcode::kWrite}) bench.LatencyUnderLoad(load);
     std::map<std::string, std::vector<double>> rates;
     for (int round = 0; round < settings.rounds; ++round) {
       rates["iperf3 -l 1M"].push_back(Iperf(settings.seconds));

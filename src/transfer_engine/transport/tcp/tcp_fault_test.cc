@@ -57,7 +57,7 @@ TEST(TcpCancelTest, AWriteInItsMiddleCostsTheConnectionButNotItsNeighbours) {
   // One request of more than the kernel takes in advance, and room for its neighbour behind it.
   Node initiator({.lanes_per_peer = 1, .chunk_bytes = 16 << 20, .window_bytes = 17 << 20});
   Bytes local(16 << 20, std::byte{1});
-  Bytes other(4096);
+  Bytes other(128 << 10);  // too long to ask for a connection of its own
   Results written(1);
   Results read(1);
   Submit(initiator.transport(), target.Serve(kWrite, local).With(written.At(0)));
@@ -78,9 +78,9 @@ TEST(TcpCancelTest, AWriteInItsMiddleCostsTheConnectionButNotItsNeighbours) {
   ASSERT_TRUE(connection.Receive(request));
   EXPECT_EQ(request.operation, Operation::kRead);
   ASSERT_TRUE(connection.Send(Reply{.id = request.id, .length = request.length}));
-  ASSERT_TRUE(connection.Send(Bytes(4096, std::byte{2}).data(), 4096));
+  ASSERT_TRUE(connection.Send(Bytes(other.size(), std::byte{2}).data(), other.size()));
   EXPECT_TRUE(*read.Wait()[0]);
-  EXPECT_EQ(other, Bytes(4096, std::byte{2}));
+  EXPECT_EQ(other, Bytes(other.size(), std::byte{2}));
 }
 
 TEST(TcpCancelTest, OnlyTheNamedBatchIsCanceled) {
@@ -241,6 +241,62 @@ TEST(TcpLossTest, ARestartedTargetOnTheSamePortIsStaleThenServed) {
   job.target = after.Describe();
   job.region = region->published;
   EXPECT_TRUE(RunJob(initiator.transport(), job));
+}
+
+// Long transfers that the target does not answer fill every connection; a brief one is over before them.
+TEST(TcpExpressTest, ABriefOperationPassesLongOnes) {
+  RawTarget target;
+  Node initiator({.lanes_per_peer = 1, .window_bytes = 2 << 20});
+  Bytes bulk(8 << 20);
+  Results long_ones(2);
+  for (size_t i = 0; i < 2; ++i) {
+    Submit(initiator.transport(), target.Serve(kRead, std::span(bulk).subspan(i << 22, 4 << 20)).With(long_ones.At(i)));
+  }
+  auto bulk_connection = target.AcceptAndWelcome();
+  Request request;
+  for (int i = 0; i < 2; ++i) ASSERT_TRUE(bulk_connection.Receive(request));  // all that is under way at a time
+  Bytes local(4096);
+  Results brief(1);
+  Submit(initiator.transport(), target.Serve(kRead, local).With(brief.At(0)));
+  auto express = target.Accept();
+  EXPECT_EQ(express.Welcome(target.generation()).slot, 1u);
+  ASSERT_TRUE(express.Receive(request));
+  EXPECT_EQ(request.length, local.size());
+  const Bytes payload(local.size(), std::byte{5});
+  ASSERT_TRUE(express.Send(Reply{.id = request.id, .length = request.length}));
+  ASSERT_TRUE(express.Send(payload.data(), payload.size()));
+  EXPECT_TRUE(*brief.Wait()[0]);
+  EXPECT_EQ(local, payload);
+  EXPECT_EQ(long_ones.ended(), 0u);
+  initiator.transport().Cancel(1);
+  long_ones.Wait();
+}
+
+// A target that has no room for one more connection serves brief operations over those it has.
+TEST(TcpExpressTest, WithoutItABriefOperationTakesItsTurn) {
+  RawTarget target;
+  Node initiator({.lanes_per_peer = 1, .window_bytes = 2 << 20});
+  Bytes bulk(8 << 20);
+  Results all(2);
+  Submit(initiator.transport(), target.Serve(kRead, bulk).With(all.At(0)));
+  auto connection = target.AcceptAndWelcome();
+  Bytes local(4096);
+  Submit(initiator.transport(), target.Serve(kRead, local).With(all.At(1)));
+  {
+    auto refused = target.Accept();
+  }
+  const Bytes payload(1 << 20, std::byte{6});
+  size_t before = 0;
+  for (size_t chunk = 0; chunk < 9; ++chunk) {
+    Request request;
+    ASSERT_TRUE(connection.Receive(request));
+    if (request.length == local.size()) before = chunk;
+    ASSERT_TRUE(connection.Send(Reply{.id = request.id, .length = request.length}));
+    ASSERT_TRUE(connection.Send(payload.data(), request.length));
+  }
+  for (const auto& result : all.Wait()) EXPECT_TRUE(*result);
+  EXPECT_LE(before, 4u) << "behind what was under way and one chunk";
+  EXPECT_EQ(std::ranges::count(local, std::byte{6}), 4096);
 }
 
 // A target in a process of its own.

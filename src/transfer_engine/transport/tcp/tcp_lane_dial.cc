@@ -21,11 +21,18 @@ constexpr int kLossesForgiven = 1;
 // One connection at a time, and none beyond need: this is called when all there are have as much in flight as they may.
 void Peer::DialMore(Turn& turn) {
   if (closed_ || std::ranges::any_of(lanes_, [](const auto& lane) { return lane->Dialing(); })) return;
-  const bool urgent = std::ranges::none_of(lanes_, [](const auto& lane) { return lane->state == State::kReady; });
+  const bool urgent = std::ranges::none_of(long_lanes_, [](const auto& lane) { return lane->state == State::kReady; });
   const TimePoint now = std::chrono::steady_clock::now();
-  for (const auto& lane : lanes_) {
+  for (const auto& lane : long_lanes_) {
     if (lane->state == State::kDown && (urgent || lane->not_before <= now)) return Dial(turn, *lane);
   }
+}
+
+void Peer::DialExpress(Turn& turn) {
+  if (closed_ || Express().state != State::kDown || Express().not_before > std::chrono::steady_clock::now()) return;
+  // Not beside others: where the first connection cannot be made, no second attempt is needed to say so.
+  const auto ready = [](const auto& lane) { return lane->state == State::kReady; };
+  if (std::ranges::any_of(long_lanes_, ready)) Dial(turn, Express());
 }
 
 void Peer::Dial(Turn& turn, Lane& lane) {
@@ -159,7 +166,7 @@ void Peer::DialFailed(Turn& turn, Lane& lane, const Status& status) {
   HangUp(lane);
   lane.not_before = std::chrono::steady_clock::now() + kPauseAfterFailure;
   const bool stale = status.code() == ErrorCode::STALE_SEGMENT;
-  const bool others = std::ranges::any_of(lanes_, [](const auto& other) { return other->state != State::kDown; });
+  const bool others = std::ranges::any_of(long_lanes_, [](const auto& other) { return other->state != State::kDown; });
   std::vector<PendingPtr> victims;
   if (stale || !others) {
     victims.assign(live_.begin(), live_.end());

@@ -15,8 +15,8 @@ namespace {
 
 constexpr size_t kBatchChunks = Parcel::kPieces / 2;  // requests per system call
 constexpr size_t kBatchBytes = 1 << 20;               // about: no more chunks are added beyond
-constexpr size_t kReceivePerTurn = 4u << 20;          // before other connections of the loop have their turn
-constexpr size_t kSendPerTurn = 4u << 20;
+constexpr size_t kReceivePerTurn = 1u << 20;          // before other connections of the loop have their turn
+constexpr size_t kSendPerTurn = 1u << 20;
 constexpr size_t kDiscardBytes = 64 << 10;
 
 // Where payload goes that nobody wants any more.

@@ -6,6 +6,12 @@
 #include "common/check.h"
 
 namespace mooncake::tcp {
+namespace {
+
+constexpr size_t kBriefBytes = 64 << 10;     // up to here an operation does not wait behind long ones
+constexpr uint64_t kCrowdedBytes = 1 << 20;  // in flight before it on every connection
+
+}  // namespace
 
 void Peer::Turn::Report() {
   lock_.unlock();
@@ -23,11 +29,12 @@ Peer::Peer(std::shared_ptr<const PeerEnvironment> environment, Endpoint address,
       generation_(generation),
       instance_(Uuid::Random().first) {
   const auto& loops = environment_->loops;
-  for (size_t slot = 0; slot < environment_->options.lanes_per_peer; ++slot) {
+  for (size_t slot = 0; slot <= environment_->options.lanes_per_peer; ++slot) {
     auto& lane = lanes_.emplace_back(std::make_shared<Lane>());
     lane->slot = static_cast<uint32_t>(slot);
     lane->loop = loops[(home + slot) % loops.size()];
   }
+  long_lanes_ = std::span(lanes_).first(lanes_.size() - 1);
 }
 
 std::string Peer::Name() const {
@@ -43,7 +50,7 @@ PendingPtr Peer::Take(TransferOperation& operation) {
   pending->peer = shared_from_this();
   pending->place = live_.insert(live_.end(), pending);
   pending->queued = true;
-  (pending->length <= environment_->options.chunk_bytes ? small_ : large_).push_back(pending);
+  QueueOf(*pending).push_back(pending);
   pending->timer = environment_->loops[0]->RunAt(pending->request.deadline.time(), [weak = std::weak_ptr(pending)] {
     if (const auto alive = weak.lock()) alive->peer->Expire(alive);
   });
@@ -64,7 +71,7 @@ bool Peer::Submit(std::vector<TransferOperation>& operations, size_t inline_byte
 void Peer::Unqueue(const PendingPtr& operation) {
   if (!operation->queued) return;
   operation->queued = false;
-  auto& queue = operation->length <= environment_->options.chunk_bytes ? small_ : large_;
+  auto& queue = QueueOf(*operation);
   queue.erase(std::ranges::find(queue, operation));
 }
 
@@ -109,12 +116,20 @@ void Peer::Complete(Turn& turn, const PendingPtr& operation) {
   if (operation->chunks == 0 && !operation->queued) End(turn, operation, {});
 }
 
+std::deque<PendingPtr>& Peer::QueueOf(const Pending& operation) {
+  if (operation.length > environment_->options.chunk_bytes) return large_;
+  return operation.length > kBriefBytes ? small_ : brief_;
+}
+
 // Small and large operations take turns, so that neither waits for more than one chunk of the other kind; among the
 // large ones the first goes on until it is through, which ends each as early as it can be.
-Peer::Chunk Peer::CutNext() {
+std::deque<PendingPtr>& Peer::NextLongQueue() {
   const bool from_large = small_.empty() || (large_is_next_ && !large_.empty());
   large_is_next_ = !from_large;
-  auto& queue = from_large ? large_ : small_;
+  return from_large ? large_ : small_;
+}
+
+Peer::Chunk Peer::CutFrom(std::deque<PendingPtr>& queue) {
   const PendingPtr operation = queue.front();
   const size_t size = std::min(operation->length - operation->cut, environment_->options.chunk_bytes);
   const TransferOperation& request = operation->request;
@@ -134,24 +149,48 @@ Peer::Chunk Peer::CutNext() {
   return chunk;
 }
 
+bool Peer::HasRoom(const Lane& lane) const {
+  return lane.Up() && lane.flight.size() < environment_->options.window_requests &&
+         lane.flight_bytes < environment_->options.window_bytes;
+}
+
 Peer::Lane* Peer::LeastLoaded() {
   Lane* best = nullptr;
-  for (const auto& lane : lanes_) {
-    if (!lane->Up() || lane->flight.size() >= environment_->options.window_requests) continue;
-    if (lane->flight_bytes >= environment_->options.window_bytes) continue;
+  for (const auto& lane : long_lanes_) {
+    if (!HasRoom(*lane)) continue;
     if (best == nullptr || lane->flight_bytes < best->flight_bytes) best = lane.get();
   }
   return best;
 }
 
+bool Peer::Crowded(const Lane* least_loaded) const {
+  return least_loaded == nullptr || least_loaded->flight_bytes >= kCrowdedBytes;
+}
+
+Peer::Lane* Peer::LaneForBrief() {
+  Lane* const least_loaded = LeastLoaded();
+  if (!Crowded(least_loaded) || !Express().Up()) return least_loaded;
+  return HasRoom(Express()) ? &Express() : nullptr;
+}
+
+// Brief and long operations that want the same connection take turns.
 void Peer::Assign(Turn& turn) {
+  const bool crowded = !brief_.empty() && Crowded(LeastLoaded());
   while (HasWork()) {
-    Lane* lane = LeastLoaded();
-    if (lane == nullptr) return DialMore(turn);
-    Chunk& chunk = lane->flight.emplace_back(CutNext());
-    chunk.header.id = lane->next_id++;
-    lane->flight_bytes += chunk.header.length;
+    Lane* const for_brief = brief_.empty() ? nullptr : LaneForBrief();
+    Lane* const for_long = HasLongWork() ? LeastLoaded() : nullptr;
+    if (for_brief == nullptr && for_long == nullptr) {
+      DialMore(turn);
+      break;
+    }
+    const bool brief = for_brief != nullptr && (for_brief != for_long || brief_is_next_);
+    brief_is_next_ = !brief;
+    Lane& lane = brief ? *for_brief : *for_long;
+    Chunk& chunk = lane.flight.emplace_back(CutFrom(brief ? brief_ : NextLongQueue()));
+    chunk.header.id = lane.next_id++;
+    lane.flight_bytes += chunk.header.length;
   }
+  if (crowded) DialExpress(turn);
 }
 
 // What was assigned goes out: a little on this thread, which saves waking another; else on the lane's own loop, so

@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -131,9 +132,16 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   void Abandon(Turn& turn, const Pending& operation);
   void Complete(Turn& turn, const PendingPtr& operation);
   void Unqueue(const PendingPtr& operation);
-  Chunk CutNext();
-  bool HasWork() const { return !small_.empty() || !large_.empty(); }
+  std::deque<PendingPtr>& QueueOf(const Pending& operation);
+  std::deque<PendingPtr>& NextLongQueue();
+  Chunk CutFrom(std::deque<PendingPtr>& queue);
+  bool HasLongWork() const { return !small_.empty() || !large_.empty(); }
+  bool HasWork() const { return HasLongWork() || !brief_.empty(); }
+  Lane& Express() { return *lanes_.back(); }
+  bool HasRoom(const Lane& lane) const;
   Lane* LeastLoaded();
+  bool Crowded(const Lane* least_loaded) const;
+  Lane* LaneForBrief();
   void Assign(Turn& turn);
   void Kick(Turn& turn, Lane* own, size_t inline_bytes);
   void HangUpIfUnwanted(Turn& turn);
@@ -141,6 +149,7 @@ class Peer final : public std::enable_shared_from_this<Peer> {
 
   // tcp_lane_dial.cc: connections come and go
   void DialMore(Turn& turn);
+  void DialExpress(Turn& turn);
   void Dial(Turn& turn, Lane& lane);
   void Connect(Turn& turn, Lane& lane);
   void SayHello(Turn& turn, Lane& lane);
@@ -173,10 +182,13 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   std::mutex mutex_;
   bool closed_ = false;
   std::list<PendingPtr> live_;
-  std::deque<PendingPtr> small_;  // one chunk each
+  std::deque<PendingPtr> brief_;
+  std::deque<PendingPtr> small_;  // not brief, but one chunk each
   std::deque<PendingPtr> large_;
+  bool brief_is_next_ = false;
   bool large_is_next_ = false;
   std::vector<std::shared_ptr<Lane>> lanes_;
+  std::span<const std::shared_ptr<Lane>> long_lanes_;  // all but the last, which is for brief operations only
 };
 
 // Holds the peer's lock and reports, whenever it gives it up, the operations that have ended meanwhile.

@@ -16,8 +16,8 @@ namespace {
 
 constexpr size_t kMaxAnswers = 256;  // waiting; a session at the limit reads no more
 constexpr size_t kStagedReplies = Parcel::kPieces / 2;
-constexpr size_t kStagedBytes = 1 << 20;  // about: no more replies are added beyond
-constexpr size_t kBytesPerTurn = 4u << 20;
+constexpr size_t kStagedBytes = 1 << 20;    // about: no more replies are added beyond
+constexpr size_t kBytesPerTurn = 1u << 20;  // before other connections of the loop have theirs
 constexpr size_t kDiscardBytes = 64 << 10;
 // How soon a use that is no longer wanted ends although the peer has stopped.
 constexpr Duration kUseCheckInterval = std::chrono::milliseconds(20);
