@@ -49,10 +49,10 @@ inline constexpr Variable kShmAnyUser{
     "MC_SHM_ANY_USER", "1: processes of every user of this host may map registered shared memory (default: same user)"};
 inline constexpr Variable kTcpDataPort{"MC_TCP_DATA_PORT",
                                        "port of the tcp transport's data connections (default: any free one)"};
-inline constexpr Variable kTcpLanesPerPeer{"MC_TCP_LANES_PER_PEER",
-                                           "1..16: most data connections to one peer over tcp, not counting one for "
-                                           "brief operations (default: one per core, 4 at "
-                                           "most)"};
+inline constexpr Variable kTcpLanesPerPeer{
+    "MC_TCP_LANES_PER_PEER",
+    "1..16: most data connections to one peer over tcp, and one more for brief operations (default: one per core, 4 at "
+    "most)"};
 inline constexpr Variable kTcpMaxConnections{"MC_TCP_MAX_CONNECTIONS",
                                              "data connections accepted from all peers at a time (default 2048)"};
 inline constexpr Variable kTcpLendBytes{
