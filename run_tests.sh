@@ -16,7 +16,8 @@ Options, which combine:
                USE_ASCEND_* option OFF and its tests, the RDMA suites with the address sanitizer. A skipped or disabled
                test is a failure here, and so is a virtual machine that cannot be had.
   --full       also: both commands of the README in a freshly made minimal Debian 12 (scripts/fresh_check.sh; needs root),
-               the self-check of tests/rdma_vm, and 10 minutes of transfers among processes that are killed and started
+               the self-check of tests/rdma_vm, 10 minutes of transfers among processes that are killed and started, and
+               10 minutes of transfers of NPU memory with failing copies, lost devices and killed peers
   --mutations  break the code in one line at a time and show that a test notices (tests/mutations).
                Alone it runs only this; with other options it is added to them.
   --help       this text
@@ -29,9 +30,10 @@ HELP
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly repo logs="$repo/build/logs" python=/usr/bin/python3
 readonly threaded_suites='^(rpc_test|device_test|device_acl_test|tiered_cache_test|client_test|master_test|transfer_engine_test|transfer_ascend_test|transfer_ascend_rdma_test|transfer_local_test|transfer_metadata_test|transfer_rdma_test|transfer_shm_test|transfer_tcp_test|capi_test|acl_emulator_test|acl_emulator_modes_test|acl_shared_test)$'
-readonly guest_suites=(rdma_device_test transfer_contract_test)  # programs that run in the virtual machine
+readonly guest_suites=(rdma_device_test transfer_contract_test hetero_cluster)  # what runs in the virtual machine
 jobs=$(nproc)
 skip_rule=()   # --no-skips with --ci
+off_build=()   # names the build without Ascend code, which --ci makes first
 stages=()      # table rows
 failed=()      # names
 
@@ -81,7 +83,8 @@ run_ctest() {
 run_pytest() {
   local report="$logs/pytest.xml"
   rm -f "$report"
-  MC_BUILD_DIR="$repo/build/release" "$python" -m pytest --color=no -ra "--junit-xml=$report" tests/python &&
+  env MC_BUILD_DIR="$repo/build/release" "${off_build[@]}" \
+    "$python" -m pytest --color=no -ra "--junit-xml=$report" tests/python &&
     "$python" scripts/check_junit.py "${skip_rule[@]}" "$report"
 }
 
@@ -106,11 +109,12 @@ prepare_guest() {
 
 # run_guest PRESET: the RDMA suites of that build in the virtual machine; of asan, only those of the transport itself.
 run_guest() {
-  local preset=$1 reports="$logs/rdma_guest_$1" suites=("${guest_suites[@]}") suite result=0
+  local preset=$1 reports="$logs/rdma_guest_$1" suites=("${guest_suites[@]}") suite result=0 variable environment=()
+  for variable in "${off_build[@]}"; do environment+=(--env "$variable"); done
   if [[ $preset == asan ]]; then suites=(rdma_device_test); fi
   rm -f -- "$reports"_*.xml
   tests/rdma_vm/run_in_guest.sh --devices 4 --timeout 1800 --writable "$logs" \
-    --env ASAN_OPTIONS="$ASAN_OPTIONS" --env UBSAN_OPTIONS="$UBSAN_OPTIONS" \
+    --env ASAN_OPTIONS="$ASAN_OPTIONS" --env UBSAN_OPTIONS="$UBSAN_OPTIONS" "${environment[@]}" \
     -- tests/rdma_vm/run_suites.sh "$repo/build/$preset" "$reports" "${suites[@]}" || result=1
   for suite in "${suites[@]}"; do
     "$python" scripts/check_junit.py "${skip_rule[@]}" "${reports}_$suite.xml" || result=1
@@ -198,6 +202,7 @@ main() {
   if $ci; then
     groups+=(lint)
     skip_rule=(--no-skips)
+    off_build=(MC_ASCEND_OFF_BUILD_DIR="$repo/build/ascend-off")
   fi
 
   cd "$repo"
@@ -219,6 +224,7 @@ main() {
   if $full; then
     stage "rdma vm check" live tests/rdma_vm/self_check.sh || true
     stage "transfer soak" live build/release/tests/transfer_soak --seconds 600 || true
+    stage "bridge soak" live scripts/with_npu_emulator.sh build/release/tests/bridge_soak --seconds 600 || true
   fi
 
   printf '\n== stages (logs in build/logs)\n'

@@ -24,7 +24,7 @@ constexpr const char* kBufferMeaning = "bytes; accepted, no staging pool is need
 constexpr const char* kProtocolMeaning =
     "'rdma' ('tcp' where there is no device), 'ascend_rdma' (rdma, needs an NPU) or 'tcp': how values move between "
     "hosts";
-constexpr const char* kDevicesMeaning = "RDMA devices to use, comma separated; '' = all";
+constexpr const char* kDevicesMeaning = "RDMA devices to use, comma separated; '' = those of MC_TE_FILTERS";
 constexpr const char* kMasterMeaning = "'host:port' of the master";
 constexpr const char* kEngineMeaning = "a transfer engine to share; only None so far";
 constexpr const char* kHttpPortMeaning = "port of /health and /metrics; the default moves on when it is taken";

@@ -16,6 +16,7 @@ Status InStoreWords(const Status& status, const std::string& endpoint) {
     case ErrorCode::RPC_FAIL:
     case ErrorCode::SHUTTING_DOWN:
     case ErrorCode::ILLEGAL_CLIENT:
+    case ErrorCode::DEVICE_NOT_FOUND:  // of this process
       return status;
     default:
       return {ErrorCode::TRANSFER_FAIL, fmt::format("{}: {}", endpoint, status.ToString()), status.vendor_code()};

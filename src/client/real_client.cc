@@ -153,7 +153,7 @@ Result<void> RealClient::StartEngine(const ListenAddress& address) {
   options.local_name = advertised_;
   options.bind_address = address.bind;
   options.protocols = MC_TRY(ProtocolsOf(options_.protocol, options.force_tcp));
-  options.device_filter = options_.rdma_devices;
+  if (!options_.rdma_devices.empty()) options.device_filter = options_.rdma_devices;  // else MC_TE_FILTERS
   options.default_timeout = options_.call_timeout;
   engine_ = MC_TRY(TransferEngine::OpenOn(
       std::move(options), {.io = *io_,

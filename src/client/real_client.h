@@ -48,7 +48,7 @@ struct RealClientOptions {
   // How large values move between hosts, see ProtocolsOf. Without an RDMA device "rdma" means tcp, said once, unless
   // MC_STRICT_PROTOCOL is set.
   std::string protocol = "tcp";
-  std::vector<std::string> rdma_devices;  // that may be used; empty: all
+  std::vector<std::string> rdma_devices;  // that may be used; empty: those of MC_TE_FILTERS
   bool enable_http = false;
   uint16_t http_port = 9003;
   bool http_port_is_default = true;

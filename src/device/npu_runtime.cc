@@ -24,6 +24,14 @@ void NpuRuntime::CopyMany(std::span<RangeCopy> copies) {
   for (RangeCopy& copy : copies) copy.result = CopyOne(*this, copy);
 }
 
+Result<void> CheckNotLost(NpuRuntime& runtime, int32_t device_id) {
+  if (!runtime.DeviceLost(device_id)) return {};
+  // Of a lost device this does nothing but say so.
+  const auto opened = runtime.OpenDevice(device_id);
+  if (opened) return Error(ErrorCode::DEVICE_NOT_FOUND, "NPU device {} is lost", device_id);
+  return std::unexpected(Status(ErrorCode::DEVICE_NOT_FOUND, opened.error().message(), opened.error().vendor_code()));
+}
+
 Result<NpuIpc*> NpuRuntime::Ipc() {
   return Error(ErrorCode::NOT_IMPLEMENTED, "the NPU runtime shares no memory between processes");
 }

@@ -81,6 +81,9 @@ class NpuRuntime {
 inline constexpr const char* kNpuBuildOption = "USE_ASCEND_CACHE_TIER";
 bool NpuSupportBuilt();
 
+// DEVICE_NOT_FOUND if the device is lost, with the number and the words of the call that has shown it.
+Result<void> CheckNotLost(NpuRuntime& runtime, int32_t device_id);
+
 // The process's runtime, loaded at the first call and shared while anybody holds it. Fails when the build has no NPU
 // support (NOT_IMPLEMENTED) or no runtime library can be loaded (INTERNAL_ERROR saying which were tried).
 Result<std::shared_ptr<NpuRuntime>> OpenNpuRuntime();

@@ -162,6 +162,9 @@ Result<void> MultiTransport::FillLocal(TransferJob& job, void* address, size_t l
 
 Result<void> MultiTransport::Route(TransferJob& job, const SegmentPtr& segment) const {
   const size_t length = SizeOf(job.local);
+  if (const auto* const npu = std::get_if<NpuRange>(&job.local); npu != nullptr && npu->runtime != nullptr) {
+    MC_TRY(CheckNotLost(*npu->runtime, npu->at.device_id));
+  }
   job.segment = segment;
   job.region = segment->Find(job.target_address, length);
   if (job.grant) {
@@ -223,7 +226,8 @@ Result<void> MultiTransport::WithFreshTarget(SegmentId id, Targets& targets, Dea
                                              const std::function<Result<void>(const SegmentPtr&)>& attempt) const {
   Targets::Known& known = *MC_TRY(targets.Get(id));
   Result<void> done = attempt(known.segment);
-  if (done || known.refreshed) return done;
+  // No news of the target brings a lost device back.
+  if (done || known.refreshed || done.error().code() == ErrorCode::DEVICE_NOT_FOUND) return done;
   known.refreshed = true;
   auto fresh = parts_.segments.Refresh(id, deadline);
   if (!fresh) {

@@ -11,12 +11,20 @@ from npu import Npu
 MiB = 1 << 20
 
 
-def test_clients_of_both_kinds_exchange_values_through_one_store():
+# A build with every USE_ASCEND_* option OFF, which plays the client that has never heard of NPUs.
+OFF_BUILD = os.environ.get("MC_ASCEND_OFF_BUILD_DIR")
+
+
+@pytest.mark.parametrize("dcu_build", [BUILD, OFF_BUILD], ids=["same_build", "without_ascend"])
+def test_clients_of_both_kinds_exchange_values_through_one_store(dcu_build):
+    if dcu_build is None:
+        pytest.skip("MC_ASCEND_OFF_BUILD_DIR names no build of the preset ascend-off; run_tests.sh --ci makes one")
     environment = {name: value for name, value in os.environ.items() if name != "MC_ACL_LIBRARY"}
-    result = subprocess.run([ROOT / "examples/hetero_cluster.sh", "--build", BUILD], capture_output=True, text=True,
-                            stdin=subprocess.DEVNULL, env=environment, timeout=200)
+    result = subprocess.run([ROOT / "examples/hetero_cluster.sh", "--build", BUILD, "--dcu-build", dcu_build],
+                            capture_output=True, text=True, stdin=subprocess.DEVNULL, env=environment, timeout=200)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "all bytes right" in result.stdout
+    assert ("no Ascend code" in result.stdout) == (dcu_build == OFF_BUILD)
     for line in ("npu: put from-npu", "dcu: get from-npu", "dcu: put from-dcu", "npu: get from-dcu", "npu: get both-dcu",
                  "dcu: get both-npu"):
         assert line in result.stdout, line

@@ -116,6 +116,9 @@ write_initramfs() {
 # Boots and waits for the end of the guest, at most `timeout` seconds; its output goes to stdout meanwhile.
 run_guest() {
   local machine shares=() number=0 folder guest tail_process watchdog
+  # secretmem: for the emulated NPUs' page-locked memory, which no network device may have.
+  local parameters="console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off nokaslr audit=0 tsc=reliable"
+  parameters+=" random.trust_cpu=1 nmi_watchdog=0 secretmem.enable=1"
   case $accel in
     kvm) machine=(-accel kvm -cpu host) ;;
     tcg) machine=(-accel "tcg,thread=multi" -cpu max) ;;
@@ -134,7 +137,7 @@ run_guest() {
   qemu-system-x86_64 -M q35 "${machine[@]}" -smp "$cpus" -m "$memory" \
     -nodefaults -no-user-config -no-reboot -display none \
     -kernel "$kernel_folder/vmlinux" -initrd "$run_folder/initramfs.gz" \
-    -append "console=ttyS0 quiet loglevel=4 panic=-1 mitigations=off nokaslr audit=0 tsc=reliable random.trust_cpu=1 nmi_watchdog=0" \
+    -append "$parameters" \
     -serial "file:$run_folder/kernel.log" \
     -device virtio-serial-pci -chardev "file,id=output,path=$run_folder/output" -device virtserialport,chardev=output,name=output \
     -device virtio-rng-pci "${shares[@]}" </dev/null >"$run_folder/qemu.log" 2>&1 &

@@ -170,7 +170,7 @@ TEST_P(TransferBridge, AnyRingCarriesAnySize) {
 TEST_P(TransferBridge, RegistrationThatFailsLeavesNothingBehind) {
   if (!EmulatorProbe::Loaded()) return;
   for (const char* const fault : {"aclrtHostRegister*@1=207001", "aclrtCreateStream*@1=207000",
-                                  "aclrtCreateStream*@3=207000", "aclrtMalloc*@1=207001", "D2H@1:exec=507001",
+                                  "aclrtCreateStream*@3=207000", "aclrtMalloc*@1=507899", "D2H@1:exec=507001",
                                   "H2D@1:exec=507001", "aclrtSynchronizeStreamWithTimeout@1=507000"}) {
     SCOPED_TRACE(fault);
     ASSERT_NO_FATAL_FAILURE(OpenBoth(OneNearDevice(), OneFarDevice()));
@@ -202,6 +202,107 @@ TEST_P(TransferBridge, RegistrationThatFailsLeavesNothingBehind) {
     EXPECT_EQ(Belongings::Now(), before) << "an engine that ends gives everything back";
     EXPECT_OK(npu_->Free(*block));
   }
+}
+
+// Fills a device with blocks until it has not a page left, and empties it again.
+class FullDevice {
+ public:
+  FullDevice(NpuRuntime& npu, int32_t device) : npu_(npu) {
+    for (const size_t size : {8 * kMiB, 4 * kKiB}) {
+      while (const auto block = npu.Allocate(device, size)) blocks_.push_back(*block);
+    }
+  }
+  ~FullDevice() {
+    for (const auto& block : blocks_) EXPECT_OK(npu_.Free(block));
+  }
+  FullDevice(const FullDevice&) = delete;
+  FullDevice& operator=(const FullDevice&) = delete;
+
+ private:
+  NpuRuntime& npu_;
+  std::vector<AscendUnifiedPointer> blocks_;
+};
+
+// An application that has given all of the device to its model and its cache.
+TEST_P(TransferBridge, MemoryOfAFullDeviceIsRegisteredAndMoved) {
+  if (!EmulatorProbe::Loaded()) return;
+  ASSERT_NO_FATAL_FAILURE(OpenBoth(OneNearDevice(), OneFarDevice()));
+  constexpr size_t kLength = 7 * kMiB + 77;
+  const FarMemory far = MakeFarMemory(kLength);
+  ASSERT_OK(npu_->OpenDevice(0));
+  const auto block = npu_->Allocate(0, kLength);
+  ASSERT_OK(block);
+  void* const address = reinterpret_cast<void*>(block->device_ptr);
+  const NearBytes bytes(NpuRange{*block, kLength, npu_.get()});
+  Fill(bytes, 8);
+  EmulatorProbe::Inject("dev0@t0=capacity:64M");
+  {
+    const FullDevice full(*npu_, 0);
+    const auto memory = npu_->GetMemoryInfo(0);
+    ASSERT_OK(memory);
+    ASSERT_EQ(memory->free_bytes, 0u);
+    ASSERT_OK(near_->RegisterMemory(address, kLength));
+    const TransferRequest write = Request(TransferOpcode::kWrite, address, far.address(), kLength);
+    EXPECT_COMPLETED(Run({&write, 1}));
+    far.Expect(8);
+    far.Fill(9);
+    const TransferRequest read = Request(TransferOpcode::kRead, address, far.address(), kLength);
+    EXPECT_COMPLETED(Run({&read, 1}));
+    EXPECT_OK(Check(bytes, 9));
+    EXPECT_EQ(Moved("ascend_rdma"), 2.0 * kLength);
+    EXPECT_OK(near_->UnregisterMemory(address));
+  }
+  EmulatorProbe::Inject("dev0@t0=capacity:1G");
+  EmulatorProbe::Inject("");
+  EXPECT_OK(npu_->Free(*block));
+}
+
+// The application learns which device it was, and from the runtime what happened to it; other devices go on.
+TEST_P(TransferBridge, LostDeviceIsNamedByEveryCall) {
+  if (!EmulatorProbe::Loaded()) return;
+  const FarMemory far = MakeFarMemory(2 * kMiB);
+  NearMemory one = MakeNearMemory(kMiB);
+  NearMemory other = MakeNearMemory(kMiB);
+  const auto device_of = [](const NearMemory& memory) {
+    return std::get<NpuRange>(memory.bytes().range()).at.device_id;
+  };
+  const int32_t lost = device_of(one);
+  ASSERT_NE(device_of(other), lost);
+  Fill(other.bytes(), 2, kMiB);
+  const auto tells = [&](const Status& error) {
+    EXPECT_EQ(ErrorCodeName(error.code()), "DEVICE_NOT_FOUND") << error.message();
+    EXPECT_EQ(error.vendor_code(), 507010) << error.message();
+    for (const std::string& part : {fmt::format("NPU device {}", lost), std::string("507010"), std::string("lost")}) {
+      EXPECT_TRUE(error.message().contains(part)) << error.message();
+    }
+  };
+  const TransferRequest write = Write(one, 0, far, 0, kMiB);
+  EmulatorProbe::Inject(fmt::format("D2H[dev={}]@1:call=507010", lost).c_str());
+  const auto first = Run({&write, 1});
+  EmulatorProbe::Inject("");
+  ASSERT_OK(first);
+  EXPECT_EQ(TransferStateName(first->state), "FAILED");
+  tells(first->error);
+
+  const auto second = Run({&write, 1});
+  ASSERT_FALSE(second);
+  tells(second.error());
+  const auto explained = near_->Explain(write);
+  ASSERT_FALSE(explained);
+  tells(explained.error());
+  const auto key = far_->AskNumber(fmt::format("grant {} {} 1", far.address(), kMiB));
+  ASSERT_OK(key);
+  const auto granted = near_->TransferGranted(TransferOpcode::kWrite, one.bytes().range(), target_,
+                                              {.address = far.address(), .length = kMiB, .key = *key}, 0, Soon());
+  ASSERT_FALSE(granted);
+  tells(granted.error());
+  const auto prepared = near_->PrepareDevice(lost);
+  ASSERT_FALSE(prepared);
+  tells(prepared.error());
+
+  const TransferRequest alive = Write(other, 0, far, kMiB, kMiB);
+  EXPECT_COMPLETED(Run({&alive, 1}));
+  far.Expect(2, kMiB, kMiB);
 }
 
 // Memory that was never registered stays out of it, and so does a device before PrepareDevice.

@@ -113,6 +113,10 @@ void EndsTest::SetUp() {
   ASSERT_NO_FATAL_FAILURE(OpenBoth(OneNearDevice(), OneFarDevice()));
 }
 
+void EndsTest::SetLink(const std::string& device, const std::string& state) {
+  ASSERT_EQ(std::system(("ip link set " + device + " " + state).c_str()), 0);
+}
+
 void EndsTest::OpenBoth(const std::string& near_devices, const std::string& far_devices) {
   far_.reset();
   near_.reset();

@@ -89,6 +89,8 @@ class EndsTest : public ::testing::TestWithParam<std::string> {
   // Ends of the same cable, in the guest.
   std::string OneNearDevice() const { return wire() == "rdma" ? "rxe0" : ""; }
   std::string OneFarDevice() const { return wire() == "rdma" ? "rxe1" : ""; }
+  // Pulls a cable of the guest ("down") or puts it back ("up").
+  static void SetLink(const std::string& device, const std::string& state);
   void OpenBoth(const std::string& near_devices, const std::string& far_devices);
   // Registered here, on an NPU if that is under test.
   NearMemory MakeNearMemory(size_t length) { return MakeNearMemory(*near_, length); }

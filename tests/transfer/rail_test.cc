@@ -1,5 +1,4 @@
 // Cables that are pulled and put back, in the guest: what becomes of transfers over RDMA.
-#include <cstdlib>
 #include <fstream>
 
 #include "transfer/ends.h"
@@ -9,10 +8,6 @@ namespace mooncake::transfer_test {
 namespace {
 
 using std::chrono::seconds;
-
-void SetLink(const std::string& device, const std::string& state) {
-  ASSERT_EQ(std::system(("ip link set " + device + " " + state).c_str()), 0);
-}
 
 uint64_t BytesSent(const std::string& device) {
   uint64_t bytes = 0;

@@ -1,14 +1,9 @@
 // Transfers over tcp and shared memory for minutes, among processes that are killed, stopped and started again: every
 // byte right, every request settled, memory and descriptors of this process flat.
-#include <unistd.h>
-
 #include <array>
 #include <atomic>
 #include <condition_variable>
 #include <cstdio>
-#include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <mutex>
 #include <optional>
 #include <random>
@@ -16,6 +11,7 @@
 
 #include "transfer/far_end.h"
 #include "transfer/pattern.h"
+#include "transfer/soak_support.h"
 
 namespace mooncake::transfer_test {
 namespace {
@@ -37,22 +33,6 @@ constexpr size_t kPeers = 4;
 constexpr size_t kShare = 4 * kMiB;          // of each thread, in each peer's memory
 constexpr size_t kMemoryMargin = 48 * kMiB;  // growth after the warm-up that is still the allocator's business
 constexpr size_t kDescriptorMargin = 24;
-
-struct Use {
-  size_t memory_bytes = 0;
-  size_t descriptors = 0;
-};
-
-Use UseOfThisProcess() {
-  Use use;
-  size_t total = 0;
-  size_t resident = 0;
-  std::ifstream("/proc/self/statm") >> total >> resident;
-  use.memory_bytes = resident * static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd"))
-    use.descriptors += entry.exists() ? 1 : 0;
-  return use;
-}
 
 // One place among the peers. `epoch` is odd while its process is not to be counted on.
 struct Place {
@@ -91,7 +71,6 @@ class Soak {
   void OneRoundTrip(Place& place, size_t share, std::span<std::byte> memory, std::mt19937_64& random);
   void Report(const std::string& what, const std::string& wire);
   void Progress(const Use& use) const;
-  bool Flat(const Use& first, const Use& last) const;
 
   const seconds length_;
   std::mt19937_64 random_;
@@ -234,16 +213,6 @@ void Soak::Progress(const Use& use) const {
   std::fflush(stdout);
 }
 
-bool Soak::Flat(const Use& first, const Use& last) const {
-  const bool memory = last.memory_bytes <= first.memory_bytes + kMemoryMargin;
-  const bool descriptors = last.descriptors <= first.descriptors + kDescriptorMargin;
-  if (!memory) {
-    std::printf("soak: memory grew from %zu to %zu MiB\n", first.memory_bytes / kMiB, last.memory_bytes / kMiB);
-  }
-  if (!descriptors) std::printf("soak: descriptors grew from %zu to %zu\n", first.descriptors, last.descriptors);
-  return memory && descriptors;
-}
-
 int Soak::Run() {
   if (const auto opened = Open(); !opened) {
     std::printf("soak: %s\n", opened.error().ToString().c_str());
@@ -277,30 +246,15 @@ int Soak::Run() {
   for (std::thread& thread : threads) thread.join();
   const Use last = UseOfThisProcess();
   Progress(last);
-  const bool flat = first && Flat(*first, last);
+  const bool flat = first && Flat(*first, last, kMemoryMargin, kDescriptorMargin);
   const bool right = counts_.wrong == 0 && counts_.transfers > 0;
   std::printf("soak: %s\n", flat && right ? "passed" : "FAILED");
   return flat && right ? 0 : 1;
 }
 
 int Main(int argc, char** argv) {
-  uint64_t length_s = 600;
-  uint64_t seed = std::random_device{}();
-  for (int i = 1; i < argc; ++i) {
-    const std::string option = argv[i];
-    if (option == "--help" || option == "-h") return std::fputs(kUsage, stdout) < 0 ? 1 : 0;
-    char* rest = nullptr;
-    const uint64_t value = i + 1 < argc ? std::strtoull(argv[i + 1], &rest, 10) : 0;
-    if ((option != "--seconds" && option != "--seed") || rest == nullptr || *rest != '\0') {
-      std::fprintf(stderr, "%stransfer_soak: '%s' is not understood\n", kUsage, option.c_str());
-      return 2;
-    }
-    (option == "--seconds" ? length_s : seed) = value;
-    ++i;
-  }
-  std::printf("soak: %llu s, seed %llu\n", static_cast<unsigned long long>(length_s),
-              static_cast<unsigned long long>(seed));
-  return Soak(seconds(length_s), seed).Run();
+  const SoakOptions options = ParseSoakOptions(argc, argv, "transfer_soak", kUsage);
+  return Soak(options.length, options.seed).Run();
 }
 
 }  // namespace

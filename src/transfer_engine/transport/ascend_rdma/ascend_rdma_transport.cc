@@ -114,6 +114,7 @@ Result<void> AscendRdmaTransport::OpenLane(int32_t device_id) {
   }
   const bridge::Lane* const known = LaneOf(device_id);
   if (!Online(device_id, known)) {
+    MC_TRY(CheckNotLost(*runtime_, device_id));
     return Error(ErrorCode::DEVICE_NOT_FOUND, "NPU device {} is lost and out of use", device_id);
   }
   if (known != nullptr) return {};
@@ -126,18 +127,31 @@ Result<void> AscendRdmaTransport::OpenLane(int32_t device_id) {
   bridge::LaneOptions lane = options_.lane;
   lane.scheduler.slot_bytes = slot_bytes;
   lane.scheduler.chunk_bytes = options_.chunk_bytes == 0 ? slot_bytes : std::min(options_.chunk_bytes, slot_bytes);
-  if (options_.calibrate && options_.chunk_bytes == 0) {
-    const auto rates = MC_TRY(
-        bridge::MeasureCopies(*runtime_, *port, device_id, memory->bytes().first(slot_bytes), lane.copy_patience));
-    lane.scheduler.chunk_bytes = bridge::BestChunk(rates, lane.scheduler.chunk_bytes_min, slot_bytes);
-    log::Info("NPU device {}: {} slots of {} B, chunks of {} B; a copy takes {:.1f} us and {:.1f} GB/s", device_id,
-              slots, slot_bytes, lane.scheduler.chunk_bytes,
-              std::chrono::duration<double, std::micro>(rates.overhead).count(), rates.bytes_per_second / 1e9);
-  }
+  if (options_.calibrate && options_.chunk_bytes == 0) MC_TRY(Calibrate(device_id, memory->bytes(), *port, lane));
   lane.scheduler.chunk_bytes_min = std::min(lane.scheduler.chunk_bytes_min, lane.scheduler.chunk_bytes);
   auto opened = std::make_unique<bridge::Lane>(device_id, lane, std::move(memory), std::move(port));
   std::lock_guard lock(mutex_);
   lanes_.emplace(device_id, std::move(opened));
+  return {};
+}
+
+Result<void> AscendRdmaTransport::Calibrate(int32_t device_id, HostRange ring, bridge::CopyPort& port,
+                                            bridge::LaneOptions& lane) const {
+  const size_t slot_bytes = lane.scheduler.slot_bytes;
+  const size_t slots = ring.size() / slot_bytes;
+  const auto rates = bridge::MeasureCopies(*runtime_, port, device_id, ring.first(slot_bytes), lane.copy_patience);
+  if (rates) {
+    lane.scheduler.chunk_bytes = bridge::BestChunk(*rates, lane.scheduler.chunk_bytes_min, slot_bytes);
+    log::Info("NPU device {}: {} slots of {} B, chunks of {} B; a copy takes {:.1f} us and {:.1f} GB/s", device_id,
+              slots, slot_bytes, lane.scheduler.chunk_bytes,
+              std::chrono::duration<double, std::micro>(rates->overhead).count(), rates->bytes_per_second / 1e9);
+    return {};
+  }
+  // An NPU that its user has filled still transfers: only the trial needs a block of it.
+  const bool full = rates.error().code() == ErrorCode::NO_AVAILABLE_HANDLE && !runtime_->DeviceLost(device_id);
+  if (!full) return std::unexpected(rates.error());
+  log::Info("NPU device {}: {} slots of {} B, chunks as large, as it has no room to time its copies: {}", device_id,
+            slots, slot_bytes, rates.error().message());
   return {};
 }
 

@@ -77,6 +77,9 @@ class AscendRdmaTransport final : public Transport {
                                                            AscendRdmaOptions options);
   // Success without a lane where no runtime can drive one.
   Result<void> OpenLane(int32_t device_id);
+  // Chooses the lane's chunk by the speed of copies from and to its ring. A device without a block to spare for that
+  // gets whole slots.
+  Result<void> Calibrate(int32_t device_id, HostRange ring, bridge::CopyPort& port, bridge::LaneOptions& lane) const;
   bridge::Lane* LaneOf(int32_t device_id) const;
   bool Online(int32_t device_id, const bridge::Lane* lane) const;
   Transport* WireFor(const bridge::Lane& lane, const SegmentDescriptor& target, const SegmentRegion& region) const;

@@ -360,9 +360,6 @@ TEST_F(AscendRdmaTransportTest, WhateverFailsAtOpenNothingStays) {
   npu_->driver.has_streams = true;
   AscendRdmaOptions calibrated = SmallRing();
   calibrated.calibrate = true;
-  npu_->fail_allocate = true;
-  EXPECT_EQ(OpenFails(calibrated, {0}), ErrorCode::NO_AVAILABLE_HANDLE);
-  npu_->fail_allocate = false;
   npu_->driver.on_run = [](const NpuCopy&) { return Status(ErrorCode::DATA_COPY_FAILED, "bad"); };
   EXPECT_EQ(OpenFails(calibrated, {0}), ErrorCode::DATA_COPY_FAILED);
   npu_->driver.on_run = nullptr;
@@ -375,6 +372,15 @@ TEST_F(AscendRdmaTransportTest, WhateverFailsAtOpenNothingStays) {
   EXPECT_FALSE(AscendRdmaTransport::Open(npu_, {}, SmallRing(), {0}));
   EXPECT_FALSE(AscendRdmaTransport::Open(nullptr, {&wire_}, SmallRing(), {0}));
   Open(calibrated, {0});
+}
+
+TEST_F(AscendRdmaTransportTest, ADeviceWithoutRoomForATrialGetsWholeSlots) {
+  AscendRdmaOptions options = SmallRing();
+  options.calibrate = true;
+  npu_->fail_allocate = true;
+  const auto bridge = Open(options, {0});
+  EXPECT_EQ(bridge->lane_options(0)->scheduler.chunk_bytes, options.slot_bytes);
+  EXPECT_EQ(npu_->driver.copies_now, 0);
 }
 
 // On the real runtime's interface: streams are asked, not waited for, and the ring is what a network device can map.
