@@ -19,7 +19,8 @@ const char* OpcodeName(TransferOpcode opcode) {
 
 // The others are recognised by identities, and no target lists them.
 bool IsListed(std::string_view transport) {
-  return transport != "local" && transport != "shm" && transport != "ascend" && transport != "ascend_rdma";
+  constexpr std::array<std::string_view, 5> kOthers = {"local", "shm", "ascend", "staged", "ascend_rdma"};
+  return std::ranges::find(kOthers, transport) == kOthers.end();
 }
 
 bool Offers(const SegmentDescriptor& segment, std::string_view transport) {
