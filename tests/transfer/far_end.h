@@ -16,7 +16,8 @@ inline constexpr size_t kKiB = 1 << 10;
 inline constexpr size_t kMiB = 1 << 20;
 
 // Names of the wires under test: "local", "shm", "tcp" and, where NPU memory can be brought over it, "npu_tcp",
-// "tcp_npu" and "npu_tcp_npu", or what MC_TRANSFER_TEST_PROTOCOLS lists, commas between. RDMA needs the devices of tests/rdma_vm.
+// "tcp_npu" and "npu_tcp_npu", or what MC_TRANSFER_TEST_PROTOCOLS lists, commas between. RDMA needs the devices of
+// tests/rdma_vm.
 std::vector<std::string> WiresUnderTest();
 // Those of them that lead to another process.
 std::vector<std::string> WiresToPeers();

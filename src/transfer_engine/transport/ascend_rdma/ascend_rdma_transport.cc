@@ -190,8 +190,7 @@ Result<bridge::Lane*> AscendRdmaTransport::OpenTargetLane(int32_t device_id) {
     return Error(ErrorCode::DEVICE_NOT_FOUND, "NPU device {} is lost and out of use", device_id);
   }
   auto opened = MC_TRY(MakeLane(device_id, options_.target_ring_bytes, regions_));
-  log::Info("NPU device {}: peers reach its memory through {} B of host memory", device_id,
-            options_.target_ring_bytes);
+  log::Info("NPU device {}: peers reach its memory through {} B of host memory", device_id, options_.target_ring_bytes);
   std::lock_guard lock(mutex_);
   return target_lanes_.emplace(device_id, std::move(opened)).first->second.get();
 }
@@ -296,6 +295,11 @@ void AscendRdmaTransport::UpdateMetrics() {
   std::shared_lock lock(mutex_);
   for (const auto& [id, lane] : lanes_) CountLane(id, *lane, "initiator");
   for (const auto& [id, lane] : target_lanes_) CountLane(id, *lane, "target");
+  if (lender_ == nullptr) return;
+  metrics_->GetGauge("mooncake_npu_bridge_leases", "transfers of peers from and to NPU memory of this process")
+      .Set(static_cast<double>(lender_->leases()));
+  metrics_->GetGauge("mooncake_npu_bridge_pieces_lent", "parts of host slots that peers have")
+      .Set(static_cast<double>(lender_->lent()));
 }
 
 void AscendRdmaTransport::CountLane(int32_t device_id, const bridge::Lane& lane, const char* role) {

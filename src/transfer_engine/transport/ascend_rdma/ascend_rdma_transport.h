@@ -20,13 +20,14 @@ namespace mooncake {
 struct AscendRdmaOptions {
   static constexpr size_t kRingBytesMax = size_t{3} << 30;
   size_t ring_bytes = size_t{64} << 20;  // per device, both directions; rounded up to whole slots
-  size_t target_ring_bytes = size_t{32} << 20;  // what peers are lent of, per device; 0: its memory is no target for them
-  size_t slot_bytes = size_t{2} << 20;   // whole pages; smaller ones in a small ring, so that it has eight
-  size_t copies_per_direction = 2;       // under way at once
-  size_t chunk_bytes = 0;                // what large requests are cut into; 0: a slot, unless calibration finds better
-  bool calibrate = true;                 // choose the chunk by the speed of the device's copies, if it is 0
-  bridge::LaneOptions lane;              // its slot and chunk follow from the above
-  std::vector<int32_t> devices;          // get their lanes at once
+  size_t target_ring_bytes =
+      size_t{32} << 20;                 // what peers are lent of, per device; 0: its memory is no target for them
+  size_t slot_bytes = size_t{2} << 20;  // whole pages; smaller ones in a small ring, so that it has eight
+  size_t copies_per_direction = 2;      // under way at once
+  size_t chunk_bytes = 0;               // what large requests are cut into; 0: a slot, unless calibration finds better
+  bool calibrate = true;                // choose the chunk by the speed of the device's copies, if it is 0
+  bridge::LaneOptions lane;             // its slot and chunk follow from the above
+  std::vector<int32_t> devices;         // get their lanes at once
 
   // MC_NPU_BRIDGE_*; INVALID_PARAMS naming the variable.
   static Result<AscendRdmaOptions> FromEnvironment();

@@ -15,7 +15,8 @@ namespace mooncake::bridge {
 // reverse order. Not inherited by children.
 class BounceMemory {
  public:
-  // `bytes`: whole pages. `lent_in`: parts of it will be lent to peers (kLent); null: it is for local access. The transports and the runtime outlive it. Errors say which step failed; nothing stays then.
+  // `bytes`: whole pages. `lent_in`: parts of it will be lent to peers (kLent); null: it is for local access. The
+  // transports and the runtime outlive it. Errors say which step failed; nothing stays then.
   static Result<std::unique_ptr<BounceMemory>> Create(NpuRuntime& runtime, int32_t device_id, size_t bytes,
                                                       std::span<Transport* const> transports,
                                                       RegionRegistry* lent_in = nullptr);

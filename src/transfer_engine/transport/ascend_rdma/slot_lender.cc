@@ -69,9 +69,9 @@ void SlotLender::Serve(rpc::RpcServer& server) {
 
 void SlotLender::Serve(rpc::ServerCall call, const LeaseRequest& request) {
   if (request.target != parts_.generation) {
-    return std::move(call).Fail(
-        Status(ErrorCode::STALE_SEGMENT, fmt::format("process {} is meant, this is {}", request.target.ToString(),
-                                                     parts_.generation.ToString())));
+    return std::move(call).Fail(Status(
+        ErrorCode::STALE_SEGMENT,
+        fmt::format("process {} is meant, this is {}", request.target.ToString(), parts_.generation.ToString())));
   }
   if (request.opens) {
     if (const auto opened = Open(call, request); !opened) return std::move(call).Fail(opened.error());

@@ -407,12 +407,16 @@ TEST_F(SlotLenderTest, ErrorsOfTheDeviceReachThePeer) {
 TEST_F(SlotLenderTest, LostDeviceEndsItsTransfers) {
   const auto peer = Peer();
   const auto lent = Hoard(*peer, 1, false, 2);
-  EmulatorProbe::Inject("dev0@t0=lost");
+  auto held = peer->Send(peer->Opening(2, published(), 0, kSlot, true));
+  EmulatorProbe::Inject("D2H@1:call=507010");
   Result<LeaseReply> reply = peer->Ask(peer->Next(1, {lent[0].piece, lent[1].piece}));
   for (int i = 0; i < 100 && IsPiece(reply); ++i) reply = peer->Ask(peer->Next(1, {reply->piece}));
-  EXPECT_NE(EndOf(reply), ErrorCode::OK);
-  reply = peer->Ask(peer->Opening(2, published(), 0, kSlot, false));
+  EmulatorProbe::Inject("");
   EXPECT_EQ(EndOf(reply), ErrorCode::DEVICE_NOT_FOUND);
+  reply = HandPeer::Get(std::move(held));  // another transfer's piece, lent before
+  if (IsPiece(reply)) reply = peer->Ask(peer->Next(2, {reply->piece}));
+  EXPECT_EQ(EndOf(reply), ErrorCode::DEVICE_NOT_FOUND);
+  EXPECT_EQ(EndOf(peer->Ask(peer->Opening(3, published(), 0, kSlot, false))), ErrorCode::DEVICE_NOT_FOUND);
   AwaitNothingLent();
 }
 

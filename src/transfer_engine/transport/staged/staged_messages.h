@@ -26,8 +26,8 @@ struct LeaseRequest {
   uint64_t timeout_us = 0;  // the owner may give up after it
   // Of any call.
   std::vector<uint64_t> returned;  // pieces whose bytes have been moved: the asker is done with their slots
-  // The asker touches no slot of the transfer any more and asks for its end; with `unsure` bytes that it wrote may still
-  // be on their way to one.
+  // The asker touches no slot of the transfer any more and asks for its end; with `unsure` bytes that it wrote may
+  // still be on their way to one.
   bool closes = false;
   bool unsure = false;
   MSGPACK_DEFINE_MAP(target, id, opens, write, key, address, length, timeout_us, returned, closes, unsure);

@@ -60,8 +60,8 @@ void Transfer::Start() {
       CloseOrEnd(next);
     } else {
       link_ = std::move(*link);
-      const auto left = std::chrono::duration_cast<std::chrono::microseconds>(deadline_.time() -
-                                                                              SteadyClock::Instance().Now());
+      const auto left =
+          std::chrono::duration_cast<std::chrono::microseconds>(deadline_.time() - SteadyClock::Instance().Now());
       LeaseRequest open = Request();
       open.opens = true;
       open.write = opcode_ == TransferOpcode::kWrite;
@@ -163,10 +163,10 @@ void Transfer::TakePiece(const LeaseReply& reply, Next& next) {
                      .mr_piece_bytes = reply.mr_piece_bytes,
                      .rkeys = reply.rkeys};
   if (!fits || !slot.Covers(reply.address, reply.length)) {
-    return Fail(Status(ErrorCode::TRANSFER_FAIL, fmt::format("it lends [{:#x}, +{}) for bytes [{}, +{}) of {}",
-                                                             reply.address, reply.length, reply.offset, reply.length,
-                                                             length_)),
-                next);
+    return Fail(
+        Status(ErrorCode::TRANSFER_FAIL, fmt::format("it lends [{:#x}, +{}) for bytes [{}, +{}) of {}", reply.address,
+                                                     reply.length, reply.offset, reply.length, length_)),
+        next);
   }
   TransferOperation part;
   part.opcode = opcode_;
@@ -251,11 +251,11 @@ Status Transfer::InWords(const Status& why) const {
     default:
       break;
   }
-  return Status(code,
-                fmt::format("{} of {} B of staged memory of '{}': {}",
-                            opcode_ == TransferOpcode::kWrite ? "write" : "read", length_, target_->name,
-                            why.message()),
-                why.vendor_code());
+  return Status(
+      code,
+      fmt::format("{} of {} B of staged memory of '{}': {}", opcode_ == TransferOpcode::kWrite ? "write" : "read",
+                  length_, target_->name, why.message()),
+      why.vendor_code());
 }
 
 void Transfer::Do(Next next) {
@@ -273,10 +273,9 @@ void Transfer::Do(Next next) {
 void Transfer::Call(LeaseRequest request) {
   const bool closing = request.closes;
   const Deadline deadline = closing ? Deadline::After(kCloseGrace) : deadline_;
-  link_->CallAsync(protocol::kLease, rpc::Encode(request), {}, deadline,
-                   [self = shared_from_this(), closing](Result<std::string> body) {
-                     self->Answered(std::move(body), closing);
-                   });
+  link_->CallAsync(
+      protocol::kLease, rpc::Encode(request), {}, deadline,
+      [self = shared_from_this(), closing](Result<std::string> body) { self->Answered(std::move(body), closing); });
 }
 
 }  // namespace mooncake::staged

@@ -16,9 +16,10 @@ namespace mooncake::staged {
 
 class Queue;
 
-// Several calls are out at once, so that the owner's NPU copies one piece while others are on the wire. A read has ended
-// when all of its bytes are here, a write when the owner says that all are there. When something goes wrong: no new
-// piece, the wire lets go of those that are out, the owner is told and has let go of the rest, then the end. Any thread.
+// Several calls are out at once, so that the owner's NPU copies one piece while others are on the wire. A read has
+// ended when all of its bytes are here, a write when the owner says that all are there. When something goes wrong: no
+// new piece, the wire lets go of those that are out, the owner is told and has let go of the rest, then the end. Any
+// thread.
 class Transfer : public std::enable_shared_from_this<Transfer> {
  public:
   // `links` and `wire` live as long as the operation has not ended.
@@ -66,8 +67,8 @@ class Transfer : public std::enable_shared_from_this<Transfer> {
   const size_t length_;
   const Deadline deadline_;
   const BatchId tag_;
-  const uint64_t id_;        // in calls
-  const BatchId wire_tag_;   // of the pieces
+  const uint64_t id_;                     // in calls
+  const BatchId wire_tag_;                // of the pieces
   std::shared_ptr<rpc::RpcClient> link_;  // set by Start
 
   std::mutex mutex_;

@@ -8,7 +8,11 @@ namespace {
 
 // A slot that the target may lend, as far as its descriptor tells: it is known when it is lent.
 SegmentRegion SomeSlot(const SegmentDescriptor& target) {
-  return {.address = 1, .length = 1, .location = "cpu", .key = 1, .rkeys = {{std::vector<uint32_t>(target.devices.size())}}};
+  return {.address = 1,
+          .length = 1,
+          .location = "cpu",
+          .key = 1,
+          .rkeys = {{std::vector<uint32_t>(target.devices.size())}}};
 }
 
 }  // namespace
