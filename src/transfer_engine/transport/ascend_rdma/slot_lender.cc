@@ -122,9 +122,9 @@ Result<void> SlotLender::Open(const rpc::ServerCall& call, const LeaseRequest& r
   operation.target = std::move(peer);
   operation.region.key = id;  // the wire is told
   operation.tag = id;
-  const auto patience = std::chrono::microseconds(
-      std::min<uint64_t>(request.timeout_us, std::chrono::microseconds(options_.lease_max).count()));
-  operation.deadline = Deadline::After(patience);
+  const auto most = std::chrono::duration_cast<std::chrono::microseconds>(options_.lease_max).count();
+  operation.deadline =
+      Deadline::After(std::chrono::microseconds(std::min<uint64_t>(request.timeout_us, static_cast<uint64_t>(most))));
   operation.done = [weak = weak_from_this(), id](Result<void> result) {
     if (const auto self = weak.lock()) self->Ended(id, std::move(result));
   };

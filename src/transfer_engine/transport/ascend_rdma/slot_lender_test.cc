@@ -285,7 +285,8 @@ TEST_F(SlotLenderTest, ShareOfOnePeerIsLimited) {
   for (uint64_t id = 1; id < 4; ++id) ExpectReads(*modest, id, 0, kSize);
   EXPECT_EQ(more.wait_for(std::chrono::seconds(0)), std::future_status::timeout);
   EXPECT_EQ(bridge_->lender()->lent(), kPerPeer);
-  EXPECT_TRUE(IsPiece(HandPeer::Get(greedy->Send(greedy->Next(1, {lent[0].piece}))))) << "what it returns it may have";
+  auto even_more = greedy->Send(greedy->Next(1, {lent[0].piece}));
+  EXPECT_TRUE(IsPiece(HandPeer::Get(std::move(more)))) << "what it returns it may have again";
   greedy->Die();
   AwaitNothingLent();
 }
