@@ -16,7 +16,7 @@ HELP
 build=$1
 reports=$2
 shift 2
-export LD_LIBRARY_PATH="$build/emulator/lib64" MC_BUILD_DIR="$build" MC_TRANSFER_TEST_PROTOCOLS=rdma,npu_rdma
+export LD_LIBRARY_PATH="$build/emulator/lib64" MC_BUILD_DIR="$build" MC_TRANSFER_TEST_PROTOCOLS=rdma,npu_rdma,rdma_npu
 failed=()
 for program in "$@"; do
   echo "== guest: $program"

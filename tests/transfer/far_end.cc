@@ -45,6 +45,8 @@ std::vector<std::string> WiresUnderTest() {
 std::vector<std::string> WiresToPeers() {
   std::vector<std::string> wires = WiresUnderTest();
   std::erase(wires, "local");
+  // Two ways in a row, each of which is there by itself.
+  std::erase_if(wires, [](const std::string& wire) { return OnNpu(wire) && FarOnNpu(wire); });
   return wires;
 }
 

@@ -19,7 +19,7 @@ inline constexpr size_t kMiB = 1 << 20;
 // "tcp_npu" and "npu_tcp_npu", or what MC_TRANSFER_TEST_PROTOCOLS lists, commas between. RDMA needs the devices of
 // tests/rdma_vm.
 std::vector<std::string> WiresUnderTest();
-// Those of them that lead to another process.
+// Those of them that lead to another process, by one way each.
 std::vector<std::string> WiresToPeers();
 
 // "npu_tcp" is the wire "tcp" with the memory of this process on an NPU, "tcp_npu" with that of the far end, and
