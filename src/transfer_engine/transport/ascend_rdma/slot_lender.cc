@@ -3,7 +3,8 @@
 
 #include <algorithm>
 
-#include "common/log.h"
+#include "common/check.h"
+#include "common/exhaustion.h"
 #include "protocol/methods.h"
 
 namespace mooncake::bridge {
@@ -46,11 +47,10 @@ SlotLender::SlotLender(Parts parts, Options options)
       options_(options),
       over_tcp_(!Named(parts_.wires, "tcp").empty()),
       to_fence_(Named(parts_.wires, "rdma")),
-      wire_(std::make_unique<Wire>(*this)),
-      blocking_("mc-npu-lender", 1, kBlockingQueue) {}
+      wire_(std::make_unique<Wire>(*this)) {}
 
 SlotLender::~SlotLender() {
-  blocking_.Stop();
+  Join();
   MC_CHECK(pieces_.empty(), "{} pieces are lent at the end", pieces_.size());
 }
 
@@ -171,7 +171,7 @@ void SlotLender::OpenLane(LeaseId id, int32_t device_id, TransferOperation opera
     shared->local_use.Release();
     shared->done(std::unexpected(lane.error()));
   };
-  if (blocking_.TrySubmit(work)) return;
+  if (Block(work)) return;
   shared->local_use.Release();
   shared->done(Error(ErrorCode::TOO_MANY_REQUESTS, "too many peers ask for memory of NPU {}", device_id));
 }
@@ -241,7 +241,16 @@ void SlotLender::Close() {
 }
 
 void SlotLender::Join() {
-  blocking_.Stop();
+  std::call_once(blocking_once_, [] {});  // none any more
+  if (blocking_ != nullptr) blocking_->Stop();
+}
+
+bool SlotLender::Block(std::move_only_function<void()>& work) {
+  const auto started = CatchExhaustion([this]() -> Result<void> {
+    std::call_once(blocking_once_, [this] { blocking_ = std::make_unique<Executor>("mc-lender", 1, kBlockingQueue); });
+    return {};
+  });
+  return started && blocking_ != nullptr && blocking_->TrySubmit(work);
 }
 
 size_t SlotLender::leases() const {
@@ -444,7 +453,7 @@ void SlotLender::Fenced(const Uuid& node, std::move_only_function<void()> then) 
     for (Transport* const wire : self->to_fence_) wire->Fence(node);
     then();
   };
-  if (!blocking_.TrySubmit(work)) work();
+  if (!Block(work)) work();
 }
 
 }  // namespace mooncake::bridge

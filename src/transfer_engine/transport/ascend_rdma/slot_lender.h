@@ -121,6 +121,8 @@ class SlotLender : public std::enable_shared_from_this<SlotLender> {
 
   void Run(Effects effects);
   void EndNow(Effects::Ending ending);
+  // False: it was not to be had, and the task still is the caller's.
+  bool Block(std::move_only_function<void()>& work);
   void Fenced(const Uuid& node, std::move_only_function<void()> then);
 
   const Parts parts_;
@@ -134,7 +136,8 @@ class SlotLender : public std::enable_shared_from_this<SlotLender> {
   std::unordered_map<LeaseId, Lease> leases_;
   std::unordered_map<rpc::SessionId, std::unordered_map<uint64_t, LeaseId>> sessions_;
   std::unordered_map<uint64_t, Piece> pieces_;
-  Executor blocking_;  // opens lanes, fences
+  std::once_flag blocking_once_;
+  std::unique_ptr<Executor> blocking_;  // opens lanes, fences; with the first that is to be done
 };
 
 }  // namespace mooncake::bridge
