@@ -2,6 +2,7 @@
 // they do not return.
 #include "transfer_engine/transport/ascend_rdma/slot_lender.h"
 
+#include <atomic>
 #include <cstdlib>
 #include <future>
 #include <thread>
@@ -47,6 +48,7 @@ class FakeWire final : public Transport {
   void Submit(std::vector<TransferOperation>, Caller) override { ADD_FAILURE() << "nothing goes out by itself"; }
   void Cancel(BatchId) override {}
   void Fence(const Uuid& node) override {
+    ++fences_begun;
     if (gate != nullptr) gate->Pass();
     std::lock_guard lock(mutex_);
     fenced_.push_back(node);
@@ -56,6 +58,7 @@ class FakeWire final : public Transport {
     return fenced_;
   }
   Gate* gate = nullptr;
+  std::atomic<size_t> fences_begun = 0;
 
  private:
   const char* const name_;
@@ -329,7 +332,10 @@ TEST_F(SlotLenderTest, SlotsOfADeadPeerComeBackOnlyWhenItIsFenced) {
   auto waiting = late->Send(late->Opening(1, published(), 0, kSlot, true));
   const Uuid dead = holders.back()->node;
   holders.back()->Die();
-  gate.AwaitCame(1);  // its connection is gone, its queue pairs are not yet
+  // Its connection is gone, its queue pairs are not yet.
+  const Deadline deadline = Deadline::After(std::chrono::seconds(20));
+  while (rdma_.fences_begun == 0 && !deadline.Passed()) std::this_thread::yield();
+  EXPECT_EQ(rdma_.fences_begun, 1u);
   EXPECT_EQ(waiting.wait_for(std::chrono::milliseconds(100)), std::future_status::timeout);
   for (const LeaseReply& piece : lent) {
     EXPECT_FALSE(context_.regions.FindByKey(piece.key, piece.address, piece.length, true)) << "over tcp it is over";
