@@ -65,6 +65,7 @@ std::span<const Variable* const> All() {
       &kSliceTimeout,
       &kNoSameHost,
       &kNpuBridgeRing,
+      &kNpuBridgeTargetRing,
       &kNpuBridgeSlot,
       &kNpuBridgeChunk,
       &kNpuBridgeSmall,

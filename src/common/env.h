@@ -95,6 +95,9 @@ inline constexpr Variable kNoSameHost{
 inline constexpr Variable kNpuBridgeRing{
     "MC_NPU_BRIDGE_RING",
     "host memory per NPU that its transfers to other hosts pass through (default 64MB, at most 3GB)"};
+inline constexpr Variable kNpuBridgeTargetRing{
+    "MC_NPU_BRIDGE_TARGET_RING",
+    "host memory per NPU that transfers of other hosts from and to it pass through (default 32MB; 0: none do)"};
 inline constexpr Variable kNpuBridgeSlot{"MC_NPU_BRIDGE_SLOT", "what it is divided into, whole pages (default 2MB)"};
 inline constexpr Variable kNpuBridgeChunk{
     "MC_NPU_BRIDGE_CHUNK", "pieces of a large transfer, at most a slot (default: by the speed of the NPU's copies)"};

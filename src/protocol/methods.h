@@ -36,6 +36,7 @@ enum Method : uint16_t {
   kRdmaConnect = 420,
   kRdmaReady,
   kRdmaDisconnect,
+  kLease,  // host slots in front of NPU memory
   // answered by a client on its local control port
   kHealth = 300,
 };

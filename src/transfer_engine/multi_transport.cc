@@ -19,7 +19,8 @@ const char* OpcodeName(TransferOpcode opcode) {
 
 // The others are recognised by identities, and no target lists them.
 bool IsListed(std::string_view transport) {
-  return transport != "local" && transport != "shm" && transport != "ascend" && transport != "ascend_rdma";
+  constexpr std::array<std::string_view, 5> kOthers = {"local", "shm", "ascend", "staged", "ascend_rdma"};
+  return std::ranges::find(kOthers, transport) == kOthers.end();
 }
 
 bool Offers(const SegmentDescriptor& segment, std::string_view transport) {
@@ -216,6 +217,9 @@ std::string MultiTransport::WhyNot(const Transport& transport, const TransferJob
   if (name == "local" && target.generation != parts_.generation) return "the target is another process";
   if (name == "shm" && job.region->shm_id == 0) return "the region is not shared memory";
   if (name == "shm") return "the target is on another host";
+  if ((name == "tcp" || name == "rdma") && job.region->location.starts_with("npu")) {
+    return "the target's memory is an NPU's";
+  }
   if (name == "tcp" && job.region->key == 0) return "the region is open to grants only";
   if (name == "rdma" && job.region->rkeys.empty()) return "the region has no rdma keys";
   if (!IsHost(job.local)) return "it does not take this NPU memory";

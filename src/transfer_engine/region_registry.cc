@@ -232,9 +232,10 @@ Result<uint64_t> RegionRegistry::Grant(uint64_t address, uint64_t length, bool w
   const uint64_t key = RandomKey();
   std::lock_guard lock(mutex_);
   const Entry& entry = *MC_TRY(Covering(address, length));
-  if (entry.region->options.access == RegionAccess::kLocal || entry.region->IsNpu()) {
+  const bool unreachable = entry.region->IsNpu() && !entry.region->published.staged;
+  if (entry.region->options.access == RegionAccess::kLocal || unreachable) {
     return Error(ErrorCode::INVALID_PARAMS, "memory {} cannot be granted: it is {}", Range(address, length),
-                 entry.region->IsNpu() ? "NPU memory" : "local");
+                 unreachable ? "NPU memory" : "local");
   }
   const bool added = grants_
                          .emplace(key, GrantEntry{.address = address,
@@ -266,7 +267,8 @@ std::vector<SegmentRegion> RegionRegistry::Published(uint64_t* revision) const {
   if (revision != nullptr) *revision = revision_;
   std::vector<SegmentRegion> regions;
   for (const auto& [address, entry] : by_address_) {
-    if (entry.published && entry.region->options.access != RegionAccess::kLocal) {
+    const RegionAccess access = entry.region->options.access;
+    if (entry.published && access != RegionAccess::kLocal && access != RegionAccess::kLent) {
       regions.push_back(entry.region->published);
     }
   }

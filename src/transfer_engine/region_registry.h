@@ -21,6 +21,7 @@ enum class RegionAccess : uint8_t {
   kLocal,    // not published: only a source or target of this process's own requests
   kByGrant,  // published, but over tcp only grants open it (rdma and same-host peers get the whole region)
   kOpen,     // any peer that knows the segment may read and write it
+  kLent,     // as kByGrant, but in no descriptor: peers are told of parts, one at a time
 };
 
 // Part of a memfd that holds a region, so that processes of the same host can map it. The registry does not own it.
@@ -103,8 +104,9 @@ class RegionRegistry {
   // ADDRESS_NOT_REGISTERED otherwise; the text does not tell a stranger which keys exist.
   Result<Use> FindByKey(uint64_t key, uint64_t address, uint64_t length, bool for_write);
 
-  // Opens part of a published host region to whoever has the returned key (never 0), over tcp. `keep_alive` is
-  // dropped with the grant. ADDRESS_NOT_REGISTERED when no published region covers it.
+  // Opens part of a published region to whoever has the returned key (never 0): host memory over tcp, staged NPU memory
+  // over what it is lent by. `keep_alive` is dropped with the grant. ADDRESS_NOT_REGISTERED when no published region
+  // covers it, INVALID_PARAMS when that cannot be granted.
   Result<uint64_t> Grant(uint64_t address, uint64_t length, bool writable, std::shared_ptr<const void> keep_alive);
   // No request with this key begins any more. True: none is under way either. False: `then` runs when the last one has
   // ended, on the thread that ended it.

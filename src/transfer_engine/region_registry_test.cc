@@ -180,6 +180,16 @@ TEST_F(RegionRegistryTest, RevokeTellsWhenTheLastUserIsGone) {
   EXPECT_TRUE(watch.expired());
 }
 
+TEST_F(RegionRegistryTest, LentMemoryIsInNoDescriptorAndOpenToGrantsOnly) {
+  Add(kBase, 4096, {.access = RegionAccess::kLent});
+  EXPECT_TRUE(registry_.Published().empty());
+  const auto key = registry_.Grant(kBase + 64, 64, true, nullptr);
+  ASSERT_TRUE(key) << key.error().ToString();
+  EXPECT_TRUE(registry_.FindByKey(*key, kBase + 64, 64, true));
+  EXPECT_FALSE(registry_.FindByKey(*key, kBase, 64, true));
+  EXPECT_TRUE(registry_.Revoke(*key));
+}
+
 TEST_F(RegionRegistryTest, LocalAndUnregisteredMemoryCannotBeGranted) {
   Add(kBase, 64, {.access = RegionAccess::kLocal});
   EXPECT_FALSE(registry_.Grant(kBase, 64, false, nullptr));

@@ -35,6 +35,8 @@ struct SegmentRegion {
   uint64_t shm_offset = 0;
   // same host, NPU memory: the segment's process lets others import it who ask for it under `npu_id`.
   uint64_t npu_id = 0;  // 0: not shared
+  // NPU memory: peers of any build reach it through host slots that the segment's process lends them (kLease).
+  bool staged = false;
 
   bool Covers(uint64_t first, uint64_t bytes) const {
     return first >= address && bytes <= length && first - address <= length - bytes;

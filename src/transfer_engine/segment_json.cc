@@ -45,6 +45,7 @@ json EncodeRegion(const SegmentRegion& region, size_t devices) {
     out["shm_offset"] = region.shm_offset;
   }
   if (region.npu_id != 0) out["npu_id"] = region.npu_id;
+  if (region.staged) out["staged"] = 1;
   return out;
 }
 
@@ -166,6 +167,7 @@ Result<SegmentRegion> DecodeRegion(const json& object, const Place& place) {
   region.shm_id = MC_TRY(Unsigned<uint64_t>(object, "shm_id", place));
   region.shm_offset = MC_TRY(Unsigned<uint64_t>(object, "shm_offset", place));
   region.npu_id = MC_TRY(Unsigned<uint64_t>(object, "npu_id", place));
+  region.staged = MC_TRY(Unsigned<uint64_t>(object, "staged", place)) != 0;
   if (region.address == 0) return Wrong(place.Of("addr"), "missing or 0");
   if (region.length == 0) return Wrong(place.Of("length"), "missing or 0");
   if (region.length > UINT64_MAX - region.address) {

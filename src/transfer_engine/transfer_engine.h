@@ -98,7 +98,8 @@ class TransferEngine {
   uint16_t control_port() const;
   const Uuid& generation() const;
   std::string TopologyJson() const;
-  // Names of the transports that this engine has, best first: "local", "shm", "rdma", "tcp", "ascend_rdma".
+  // Names of the transports that this engine has, best first: "local", "shm", "rdma", "tcp", "staged",
+  // "ascend_rdma".
   std::vector<std::string> TransportNames() const;
   SegmentDescriptor Describe() const;
   std::string MetricsText() const;

@@ -47,7 +47,7 @@ enum class Caller : uint8_t {
 class Transport {
  public:
   virtual ~Transport() = default;
-  // "tcp", "rdma", "shm", "ascend", "local": what descriptors, errors and metrics call it.
+  // "tcp", "rdma", "shm", "ascend", "local", "staged": what descriptors, errors and metrics call it.
   virtual const char* name() const = 0;
 
   // Whether it can carry an operation between these; decides by kind of memory, host, devices, keys; asks nobody.

@@ -16,6 +16,7 @@
 #include "transfer_engine/transport/local/local_transport.h"
 #include "transfer_engine/transport/rdma/rdma_transport.h"
 #include "transfer_engine/transport/shm/shm_transport.h"
+#include "transfer_engine/transport/staged/staged_transport.h"
 #include "transfer_engine/transport/tcp/tcp_transport.h"
 
 namespace mooncake {
@@ -59,6 +60,16 @@ Result<void> AppendAscend(const TransportContext& context, std::vector<Transport
   return {};
 }
 
+// To NPU memory of others, over the host transports that there are.
+void AppendStaged(const TransportContext& context, std::vector<TransportPtr>& transports) {
+  std::vector<Transport*> wires;
+  for (const TransportPtr& transport : transports) {
+    const std::string_view name = transport->name();
+    if (name == "rdma" || name == "tcp") wires.push_back(transport.get());
+  }
+  if (!wires.empty()) transports.push_back(std::make_unique<StagedTransport>(context.links, std::move(wires)));
+}
+
 // The way of NPU memory over the host transports that there are. Last, so that it goes before them. Without being named
 // it costs nothing until NPU memory is registered.
 Result<void> AppendBridge(const TransportContext& context, std::vector<TransportPtr>& transports) {
@@ -68,7 +79,7 @@ Result<void> AppendBridge(const TransportContext& context, std::vector<Transport
   std::vector<Transport*> wires;
   for (const TransportPtr& transport : transports) {
     const std::string_view name = transport->name();
-    if (name == "rdma" || name == "tcp") wires.push_back(transport.get());
+    if (name == "rdma" || name == "tcp" || name == "staged") wires.push_back(transport.get());
   }
   auto bridge = AscendRdmaTransport::Open(context, std::move(wires), named);
   if (!bridge) return Annotate(bridge.error(), "protocol 'ascend_rdma'");
@@ -92,6 +103,7 @@ Result<std::vector<TransportPtr>> OpenTransports(const TransportContext& context
   std::vector<TransportPtr> transports;
   if (options.force_tcp) {
     MC_TRY(Append<TcpTransport>(context, transports));
+    AppendStaged(context, transports);
     MC_TRY(AppendBridge(context, transports));
     return transports;
   }
@@ -112,6 +124,7 @@ Result<std::vector<TransportPtr>> OpenTransports(const TransportContext& context
     }
   }
   if (wants_tcp && !has_tcp) MC_TRY(Append<TcpTransport>(context, transports));
+  AppendStaged(context, transports);
   MC_TRY(AppendBridge(context, transports));
   return transports;
 }

@@ -18,7 +18,7 @@ build=$1
 reports=$2
 shift 2
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
-export LD_LIBRARY_PATH="$build/emulator/lib64" MC_BUILD_DIR="$build" MC_TRANSFER_TEST_PROTOCOLS=rdma,npu_rdma
+export LD_LIBRARY_PATH="$build/emulator/lib64" MC_BUILD_DIR="$build" MC_TRANSFER_TEST_PROTOCOLS=rdma,npu_rdma,rdma_npu
 export ACLEMU_HOSTMEM=secret  # no network device can have it, as on a real host
 
 # run_example REPORT: the store and two clients over rdma.

@@ -372,7 +372,7 @@ TEST_P(TransferBridge, AnotherEngineOfThisProcessIsAPeer) {
 
 std::vector<std::string> WiresWithNpu() {
   std::vector<std::string> wires = WiresUnderTest();
-  std::erase_if(wires, [](const std::string& wire) { return !OnNpu(wire); });
+  std::erase_if(wires, [](const std::string& wire) { return !OnNpu(wire) || FarOnNpu(wire); });
   return wires;
 }
 

@@ -41,7 +41,7 @@ TEST_P(TransferContract, BytesOfAnySizeAndOffsetArriveWhole) {
   const FarMemory far = MakeFarMemory(kMost + 4096);
   NearMemory near = MakeNearMemory(kMost + 4096);
   std::vector<size_t> sizes = {0, 1, 4095, 4096, 4097, 64 * kKiB, kMiB + 1, kMost};
-  for (int i = 0; i < (in_guest() || on_npu() ? 6 : 16); ++i) sizes.push_back(RandomSize(kMost));
+  for (int i = 0; i < (in_guest() || on_npu() || far_on_npu() ? 6 : 16); ++i) sizes.push_back(RandomSize(kMost));
   far.Fill(1);
   uint64_t seed = 2;
   for (const size_t size : sizes) {
@@ -77,9 +77,9 @@ TEST_P(TransferContract, BytesTakeTheWireUnderTest) {
   const FarMemory far = MakeFarMemory(kMiB);
   ExpectRoundTrip(far, 1);
   const std::string metrics = near_->MetricsText();
-  for (const std::string wire_name : {"local", "shm", "tcp", "rdma", "ascend_rdma"}) {
+  for (const std::string wire_name : {"local", "shm", "tcp", "rdma", "staged", "ascend_rdma"}) {
     for (const std::string opcode : {"read", "write"}) {
-      const uint64_t expected = wire_name == (on_npu() ? "ascend_rdma" : wire()) ? kMiB : 0;
+      const uint64_t expected = wire_name == carrier() ? kMiB : 0;
       EXPECT_EQ(BytesMoved(metrics, wire_name, opcode), expected) << opcode << " over " << wire_name << "\n" << metrics;
     }
   }

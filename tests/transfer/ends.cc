@@ -150,7 +150,8 @@ FarMemory EndsTest::MakeFarMemory(size_t length) {
     EXPECT_OK(address);
     return {*far_, address.value_or(0), length};
   }
-  const auto address = far_->AskNumber(fmt::format("map {} 0 0", length));
+  const auto address =
+      far_->AskNumber(far_on_npu() ? fmt::format("map_npu {}", length) : fmt::format("map {} 0 0", length));
   EXPECT_OK(address);
   EXPECT_OK(far_->Do(fmt::format("register {} {}", address.value_or(0), length)));
   return {*far_, address.value_or(0), length};

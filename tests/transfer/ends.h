@@ -85,7 +85,12 @@ class EndsTest : public ::testing::TestWithParam<std::string> {
   // Without the place of this end's memory.
   std::string wire() const { return WireOf(GetParam()); }
   bool on_npu() const { return OnNpu(GetParam()); }
-  bool one_sided() const { return wire() == "shm" || wire() == "rdma"; }  // the far process need not run
+  bool far_on_npu() const { return FarOnNpu(GetParam()); }
+  // What moves requests between near and far memory, as the engine calls it.
+  std::string carrier() const { return on_npu() ? "ascend_rdma" : far_on_npu() ? "staged" : wire(); }
+  bool one_sided() const {
+    return !far_on_npu() && (wire() == "shm" || wire() == "rdma");
+  }  // the far process need not run
   // Ends of the same cable, in the guest.
   std::string OneNearDevice() const { return wire() == "rdma" ? "rxe0" : ""; }
   std::string OneFarDevice() const { return wire() == "rdma" ? "rxe1" : ""; }

@@ -17,8 +17,22 @@ namespace {
 
 using std::chrono::milliseconds;
 
-HostRange Memory(uint64_t address, uint64_t length) {
-  return {reinterpret_cast<std::byte*>(address), length};
+Result<std::vector<std::byte>> Copied(const MemoryRange& memory) {
+  std::vector<std::byte> bytes(SizeOf(memory));
+  MC_TRY(CopyToHost(bytes, memory));
+  return bytes;
+}
+
+Result<void> CheckMemory(const MemoryRange& memory, uint64_t seed, uint64_t position) {
+  if (const auto* const host = std::get_if<HostRange>(&memory)) return Check(*host, seed, position);
+  return Check(MC_TRY(Copied(memory)), seed, position);
+}
+
+Result<void> FillMemory(const MemoryRange& memory, uint64_t seed, uint64_t position) {
+  if (const auto* const host = std::get_if<HostRange>(&memory)) return Fill(*host, seed, position), Result<void>{};
+  std::vector<std::byte> bytes(SizeOf(memory));
+  Fill(bytes, seed, position);
+  return CopyFromHost(memory, bytes);
 }
 
 std::vector<std::string> SplitCommas(const std::string& text) {
@@ -71,6 +85,7 @@ Result<void> SetOption(TransferEngineOptions& options, const std::string& key, c
 
 EngineShell::~EngineShell() {
   own_.reset();
+  for (const auto& [address, block] : npu_blocks_) (void)npu_->Free(block);
   for (const auto& [address, mapping] : mappings_) {
     MC_CHECK(munmap(reinterpret_cast<void*>(address), mapping.length) == 0, "munmap {:#x}", address);
     if (mapping.memfd >= 0) close(mapping.memfd);
@@ -105,15 +120,18 @@ EngineShell::Answer EngineShell::Run(const std::string& command, Words& words) {
   if (command == "ping") return std::string();
   if (command == "open") return Open(words);
   if (command == "map") return Map(words);
+  if (command == "map_npu") return MapNpu(words);
   if (command == "fill" || command == "check" || command == "hash") {
     const uint64_t address = MC_TRY(Number(words));
-    const HostRange memory = Memory(address, MC_TRY(Number(words)));
-    if (command == "hash") return std::to_string(HashOf(memory));
+    const MemoryRange memory = Memory(address, MC_TRY(Number(words)));
+    if (command == "hash") {
+      const auto* const host = std::get_if<HostRange>(&memory);
+      return std::to_string(host != nullptr ? HashOf(*host) : HashOf(MC_TRY(Copied(memory))));
+    }
     const uint64_t seed = MC_TRY(Number(words));
     const uint64_t position = MC_TRY(Number(words));
-    if (command == "check") return Done(Check(memory, seed, position));
-    Fill(memory, seed, position);
-    return std::string();
+    if (command == "check") return Done(CheckMemory(memory, seed, position));
+    return Done(FillMemory(memory, seed, position));
   }
   if (engine_ == nullptr) return Error(ErrorCode::INVALID_PARAMS, "'{}' without an engine", command);
   return RunWithEngine(command, words);
@@ -178,6 +196,27 @@ EngineShell::Answer EngineShell::Map(Words& words) {
   return std::to_string(address);
 }
 
+EngineShell::Answer EngineShell::MapNpu(Words& words) {
+  const uint64_t length = MC_TRY(Number(words));
+  if (npu_ == nullptr) npu_ = MC_TRY(OpenNpuRuntime());
+  const int32_t device = static_cast<int32_t>(npu_blocks_.size()) % npu_->DeviceCount();
+  MC_TRY(npu_->OpenDevice(device));
+  const AscendUnifiedPointer block = MC_TRY(npu_->Allocate(device, length));
+  const auto address = static_cast<uint64_t>(block.device_ptr);
+  npu_blocks_.emplace(address, block);
+  return std::to_string(address);
+}
+
+MemoryRange EngineShell::Memory(uint64_t address, uint64_t length) const {
+  if (npu_ != nullptr) {
+    const auto* const at = reinterpret_cast<const void*>(address);
+    if (const auto device = npu_->DeviceOf(at); device && *device >= 0) {
+      return NpuRange{{*device, static_cast<DeviceAddress>(address)}, length, npu_.get()};
+    }
+  }
+  return HostRange(reinterpret_cast<std::byte*>(address), length);
+}
+
 EngineShell::Answer EngineShell::Register(Words& words) {
   const uint64_t address = MC_TRY(Number(words));
   const uint64_t length = MC_TRY(Number(words));
@@ -205,13 +244,13 @@ EngineShell::Answer EngineShell::AwaitNotify(Words& words) {
   const std::string message = MC_TRY(Word(words));
   const Deadline deadline = Deadline::After(milliseconds(MC_TRY(Number(words))));
   const uint64_t address = MC_TRY(Number(words));
-  const HostRange memory = Memory(address, MC_TRY(Number(words)));
+  const MemoryRange memory = Memory(address, MC_TRY(Number(words)));
   const uint64_t seed = MC_TRY(Number(words));
   const uint64_t position = MC_TRY(Number(words));
   while (!deadline.Passed()) {
     for (const TransferNotify& notify : engine_->GetNotifies()) {
       if (notify.message != message) continue;
-      MC_TRY(Check(memory, seed, position));
+      MC_TRY(CheckMemory(memory, seed, position));
       return notify.name.empty() ? "-" : notify.name;
     }
     std::this_thread::sleep_for(milliseconds(1));  // the engine offers nothing to wait on

@@ -8,6 +8,8 @@
 #include <sstream>
 #include <string>
 
+#include "device/memory_range.h"
+#include "device/npu_runtime.h"
 #include "transfer_engine/transfer_engine.h"
 
 namespace mooncake::transfer_test {
@@ -16,6 +18,7 @@ namespace mooncake::transfer_test {
 //   open KEY=VALUE...                         force_tcp, same_host, strict, port, timeout_ms, protocols, devices
 //                                             -> NAME CONTROL_PORT TCP_PORT SHM_SOCKET
 //   close
+//   map_npu LENGTH                            a block of an NPU, each time of the next one -> ADDRESS
 //   map LENGTH ADDRESS MEMFD                  memory of the application, at ADDRESS unless 0; MEMFD 1: of a memfd ->
 //   ADDRESS allocate LENGTH | free ADDRESS            memory of the engine, registered register ADDRESS LENGTH |
 //   unregister ADDRESS fill ADDRESS LENGTH SEED POSITION | check ADDRESS LENGTH SEED POSITION hash ADDRESS LENGTH ->
@@ -45,6 +48,8 @@ class EngineShell {
   Answer RunWithEngine(const std::string& command, Words& words);
   Answer Open(Words& words);
   Answer Map(Words& words);
+  Answer MapNpu(Words& words);
+  MemoryRange Memory(uint64_t address, uint64_t length) const;
   Answer Register(Words& words);
   Answer Transfer(Words& words);
   Answer AwaitNotify(Words& words);
@@ -52,6 +57,8 @@ class EngineShell {
   std::unique_ptr<TransferEngine> own_;
   TransferEngine* engine_ = nullptr;
   std::map<uint64_t, Mapping> mappings_;
+  std::shared_ptr<NpuRuntime> npu_;  // opened with the first block
+  std::map<uint64_t, AscendUnifiedPointer> npu_blocks_;
 };
 
 // What the line of an answer says.

@@ -16,6 +16,7 @@ namespace {
 using std::chrono::seconds;
 
 constexpr std::string_view kOnNpu = "npu_";
+constexpr std::string_view kFarOnNpu = "_npu";
 
 std::vector<std::string> Split(const std::string& text) {
   std::vector<std::string> parts;
@@ -37,18 +38,26 @@ std::vector<std::string> WiresUnderTest() {
   const char* const chosen = std::getenv("MC_TRANSFER_TEST_PROTOCOLS");
   if (chosen != nullptr) return Split(chosen);
   std::vector<std::string> wires = {"local", "shm", "tcp"};
-  if (NpuSupportBuilt() && CheckBridgeBuilt()) wires.emplace_back("npu_tcp");
+  if (NpuSupportBuilt() && CheckBridgeBuilt()) wires.insert(wires.end(), {"npu_tcp", "tcp_npu", "npu_tcp_npu"});
   return wires;
 }
 
 std::vector<std::string> WiresToPeers() {
   std::vector<std::string> wires = WiresUnderTest();
   std::erase(wires, "local");
+  // Two ways in a row, each of which is there by itself.
+  std::erase_if(wires, [](const std::string& wire) { return OnNpu(wire) && FarOnNpu(wire); });
   return wires;
 }
 
 std::string WireOf(const std::string& parameter) {
-  return OnNpu(parameter) ? parameter.substr(kOnNpu.size()) : parameter;
+  std::string wire = OnNpu(parameter) ? parameter.substr(kOnNpu.size()) : parameter;
+  if (FarOnNpu(parameter)) wire.resize(wire.size() - kFarOnNpu.size());
+  return wire;
+}
+
+bool FarOnNpu(const std::string& parameter) {
+  return parameter.ends_with(kFarOnNpu);
 }
 
 bool OnNpu(const std::string& parameter) {

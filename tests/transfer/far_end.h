@@ -15,15 +15,18 @@ namespace mooncake::transfer_test {
 inline constexpr size_t kKiB = 1 << 10;
 inline constexpr size_t kMiB = 1 << 20;
 
-// Names of the wires under test: "local", "shm", "tcp" and, where NPU memory can be brought over it, "npu_tcp", or what
-// MC_TRANSFER_TEST_PROTOCOLS lists, commas between. RDMA needs the devices of tests/rdma_vm.
+// Names of the wires under test: "local", "shm", "tcp" and, where NPU memory can be brought over it, "npu_tcp",
+// "tcp_npu" and "npu_tcp_npu", or what MC_TRANSFER_TEST_PROTOCOLS lists, commas between. RDMA needs the devices of
+// tests/rdma_vm.
 std::vector<std::string> WiresUnderTest();
-// Those of them that lead to another process.
+// Those of them that lead to another process, by one way each.
 std::vector<std::string> WiresToPeers();
 
-// "npu_tcp" is the wire "tcp" with the memory of this process on an NPU.
+// "npu_tcp" is the wire "tcp" with the memory of this process on an NPU, "tcp_npu" with that of the far end, and
+// "npu_tcp_npu" with both.
 std::string WireOf(const std::string& parameter);
 bool OnNpu(const std::string& parameter);
+bool FarOnNpu(const std::string& parameter);
 
 // Enough for anything to end on a busy machine; a test that needs it all has failed.
 Deadline Soon();

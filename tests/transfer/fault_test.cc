@@ -170,8 +170,9 @@ TEST_P(TransferFaults, StoppedWriterDoesNotWriteAfterUnregistration) {
   const FarMemory far = MakeFarMemory(kLength);
   far.Fill(1);
   NearMemory near(*near_, kLength);  // a target
-  const std::string command = fmt::format("transfer write {} {} {} {} 5000", near_->local_name(), far.address(),
-                                          reinterpret_cast<uint64_t>(near.at(0)), kLength);
+  const std::string command =
+      fmt::format("transfer write {} {} {} {} {}", near_->local_name(), far.address(),
+                  reinterpret_cast<uint64_t>(near.at(0)), kLength, wire() == "rdma" ? 60000 : 5000);
   ASSERT_OK(far_->Do(command));  // everything is connected
   Fill(near.bytes(), 2);
   for (int i = 0; i < 20; ++i) ASSERT_OK(far_->process().Send(command));

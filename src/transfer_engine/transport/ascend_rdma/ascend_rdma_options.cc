@@ -58,6 +58,7 @@ Result<AscendRdmaOptions> AscendRdmaOptions::FromEnvironment() {
   bridge::SchedulerOptions& scheduler = options.lane.scheduler;
   MC_TRY(ReadBytes(env::kNpuBridgeSlot, kPage, size_t{1} << 30, options.slot_bytes));
   MC_TRY(ReadBytes(env::kNpuBridgeRing, options.slot_bytes, kRingBytesMax, options.ring_bytes));
+  MC_TRY(ReadBytes(env::kNpuBridgeTargetRing, 0, kRingBytesMax, options.target_ring_bytes));
   MC_TRY(ReadBytes(env::kNpuBridgeChunk, kPage, options.slot_bytes, options.chunk_bytes));
   MC_TRY(ReadBytes(env::kNpuBridgeSmall, 0, options.slot_bytes, scheduler.small_bytes));
   if (const auto age = MC_TRY(ReadNumber(env::kNpuBridgeAge, 0, 1'000'000))) {

@@ -24,6 +24,7 @@ TEST_F(AscendRdmaOptionsTest, NothingSetIsTheDefaults) {
   const auto options = AscendRdmaOptions::FromEnvironment();
   ASSERT_TRUE(options);
   EXPECT_EQ(options->ring_bytes, size_t{64} << 20);
+  EXPECT_EQ(options->target_ring_bytes, size_t{32} << 20);
   EXPECT_EQ(options->slot_bytes, size_t{2} << 20);
   EXPECT_EQ(options->chunk_bytes, 0u);
   EXPECT_EQ(options->lane.scheduler.small_age, std::chrono::microseconds(50));
@@ -32,6 +33,7 @@ TEST_F(AscendRdmaOptionsTest, NothingSetIsTheDefaults) {
 
 TEST_F(AscendRdmaOptionsTest, VariablesAreRead) {
   Set("MC_NPU_BRIDGE_RING", "3GB");
+  Set("MC_NPU_BRIDGE_TARGET_RING", "0");
   Set("MC_NPU_BRIDGE_SLOT", "8MB");
   Set("MC_NPU_BRIDGE_CHUNK", "4MB");
   Set("MC_NPU_BRIDGE_SMALL", "256KB");
@@ -41,6 +43,7 @@ TEST_F(AscendRdmaOptionsTest, VariablesAreRead) {
   const auto options = AscendRdmaOptions::FromEnvironment();
   ASSERT_TRUE(options) << options.error().ToString();
   EXPECT_EQ(options->ring_bytes, size_t{3} << 30);
+  EXPECT_EQ(options->target_ring_bytes, 0u);
   EXPECT_EQ(options->slot_bytes, size_t{8} << 20);
   EXPECT_EQ(options->chunk_bytes, size_t{4} << 20);
   EXPECT_EQ(options->lane.scheduler.small_bytes, size_t{256} << 10);
@@ -51,16 +54,18 @@ TEST_F(AscendRdmaOptionsTest, VariablesAreRead) {
 }
 
 TEST_F(AscendRdmaOptionsTest, WrongValuesAreNamedWithTheirVariable) {
-  for (const auto& [name, value] : std::vector<std::pair<std::string, std::string>>{{"MC_NPU_BRIDGE_RING", "1MB"},
-                                                                                    {"MC_NPU_BRIDGE_RING", "4GB"},
-                                                                                    {"MC_NPU_BRIDGE_RING", "big"},
-                                                                                    {"MC_NPU_BRIDGE_SLOT", "100"},
-                                                                                    {"MC_NPU_BRIDGE_CHUNK", "3MB"},
-                                                                                    {"MC_NPU_BRIDGE_SMALL", "-1"},
-                                                                                    {"MC_NPU_BRIDGE_AGE_US", "1ms"},
-                                                                                    {"MC_NPU_BRIDGE_REQUESTS", "0"},
-                                                                                    {"MC_NPU_BRIDGE_DEVICES", "0,,1"},
-                                                                                    {"MC_NPU_BRIDGE_DEVICES", "-1"}}) {
+  for (const auto& [name, value] :
+       std::vector<std::pair<std::string, std::string>>{{"MC_NPU_BRIDGE_RING", "1MB"},
+                                                        {"MC_NPU_BRIDGE_TARGET_RING", "4GB"},
+                                                        {"MC_NPU_BRIDGE_RING", "4GB"},
+                                                        {"MC_NPU_BRIDGE_RING", "big"},
+                                                        {"MC_NPU_BRIDGE_SLOT", "100"},
+                                                        {"MC_NPU_BRIDGE_CHUNK", "3MB"},
+                                                        {"MC_NPU_BRIDGE_SMALL", "-1"},
+                                                        {"MC_NPU_BRIDGE_AGE_US", "1ms"},
+                                                        {"MC_NPU_BRIDGE_REQUESTS", "0"},
+                                                        {"MC_NPU_BRIDGE_DEVICES", "0,,1"},
+                                                        {"MC_NPU_BRIDGE_DEVICES", "-1"}}) {
     Set(name, value);
     const auto options = AscendRdmaOptions::FromEnvironment();
     ASSERT_FALSE(options) << name << "=" << value;

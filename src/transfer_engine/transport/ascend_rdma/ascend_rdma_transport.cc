@@ -19,6 +19,8 @@ namespace {
 // than the minimum cost more than that.
 constexpr size_t kSlotsMin = 8;
 constexpr size_t kSlotBytesMin = size_t{512} << 10;
+// Past a failure, until a peer that has not returned its slots is fenced.
+constexpr Duration kPeerGrace = std::chrono::seconds(3);
 
 Result<void> CheckOptions(const AscendRdmaOptions& options) {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
@@ -48,9 +50,9 @@ bool CanDrive(const std::shared_ptr<NpuRuntime>& runtime) {
   return runtime != nullptr && runtime->AsyncDriver() != nullptr;
 }
 
-size_t SlotBytes(const AscendRdmaOptions& options) {
+size_t SlotBytes(const AscendRdmaOptions& options, size_t ring_bytes) {
   const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  const size_t share = options.ring_bytes / kSlotsMin / page * page;
+  const size_t share = ring_bytes / kSlotsMin / page * page;
   return std::min(options.slot_bytes, std::max(share, kSlotBytesMin));
 }
 
@@ -98,10 +100,35 @@ Result<std::unique_ptr<AscendRdmaTransport>> AscendRdmaTransport::Open(const Tra
     transport = MC_TRY(Make(UsedNpuRuntime, std::move(wires), std::move(options)));
   }
   transport->metrics_ = &context.metrics;
+  transport->Lend(context);
   return transport;
 }
 
-AscendRdmaTransport::~AscendRdmaTransport() = default;
+AscendRdmaTransport::~AscendRdmaTransport() {
+  if (lender_ == nullptr) return;
+  lender_->Close();
+  Lanes lanes;
+  {
+    std::lock_guard lock(mutex_);
+    lanes.swap(target_lanes_);
+  }
+  lanes.clear();
+  lender_->Join();
+}
+
+void AscendRdmaTransport::Lend(const TransportContext& context) {
+  if (wires_.empty() || options_.target_ring_bytes == 0) return;
+  regions_ = &context.regions;
+  lender_ = std::make_shared<bridge::SlotLender>(
+      bridge::SlotLender::Parts{.regions = context.regions,
+                                .generation = context.generation,
+                                .wires = wires_,
+                                .find = [this](int32_t device_id) { return LaneIn(target_lanes_, device_id); },
+                                .open = [this](int32_t device_id) { return OpenTargetLane(device_id); },
+                                .npu = [this] { return runtime_.get(); }},
+      bridge::SlotLender::Options{});
+  lender_->Serve(context.server);
+}
 
 Result<void> AscendRdmaTransport::OpenLane(int32_t device_id) {
   if (wires_.empty()) return {};
@@ -119,20 +146,36 @@ Result<void> AscendRdmaTransport::OpenLane(int32_t device_id) {
   }
   if (known != nullptr) return {};
   MC_TRY(runtime_->OpenDevice(device_id));
-  const size_t slot_bytes = SlotBytes(options_);
-  const size_t slots = (options_.ring_bytes + slot_bytes - 1) / slot_bytes;
-  auto memory = MC_TRY(bridge::BounceMemory::Create(*runtime_, device_id, slots * slot_bytes, wires_));
+  auto opened = MC_TRY(MakeLane(device_id, options_.ring_bytes, nullptr));
+  std::lock_guard lock(mutex_);
+  lanes_.emplace(device_id, std::move(opened));
+  return {};
+}
+
+Result<std::unique_ptr<bridge::Lane>> AscendRdmaTransport::MakeLane(int32_t device_id, size_t ring_bytes,
+                                                                    RegionRegistry* lent_in) {
+  const size_t slot_bytes = SlotBytes(options_, ring_bytes);
+  const size_t slots = (ring_bytes + slot_bytes - 1) / slot_bytes;
+  auto memory = MC_TRY(bridge::BounceMemory::Create(*runtime_, device_id, slots * slot_bytes, wires_, lent_in));
   auto port = MC_TRY(bridge::NpuCopyPort::Open(*runtime_->AsyncDriver(), device_id, options_.copies_per_direction,
                                                memory->page_locked()));
   bridge::LaneOptions lane = options_.lane;
   lane.scheduler.slot_bytes = slot_bytes;
   lane.scheduler.chunk_bytes = options_.chunk_bytes == 0 ? slot_bytes : std::min(options_.chunk_bytes, slot_bytes);
-  if (options_.calibrate && options_.chunk_bytes == 0) MC_TRY(Calibrate(device_id, memory->bytes(), *port, lane));
+  if (lent_in != nullptr) {
+    // Measured when the device's own lane was opened. Peers have their slots for as long as they take.
+    if (const auto* const own = lane_options(device_id); own != nullptr) {
+      lane.scheduler.chunk_bytes = std::min(own->scheduler.chunk_bytes, slot_bytes);
+    }
+    lane.wire_depth = slots;
+    lane.bulk_wire_depth = std::max<size_t>(1, slots / 2);
+    lane.scheduler.loads_per_peer_max = std::max<size_t>(1, slots / 4);
+    lane.wire_grace = kPeerGrace;
+  } else if (options_.calibrate && options_.chunk_bytes == 0) {
+    MC_TRY(Calibrate(device_id, memory->bytes(), *port, lane));
+  }
   lane.scheduler.chunk_bytes_min = std::min(lane.scheduler.chunk_bytes_min, lane.scheduler.chunk_bytes);
-  auto opened = std::make_unique<bridge::Lane>(device_id, lane, std::move(memory), std::move(port));
-  std::lock_guard lock(mutex_);
-  lanes_.emplace(device_id, std::move(opened));
-  return {};
+  return std::make_unique<bridge::Lane>(device_id, lane, std::move(memory), std::move(port));
 }
 
 Result<void> AscendRdmaTransport::Calibrate(int32_t device_id, HostRange ring, bridge::CopyPort& port,
@@ -155,10 +198,24 @@ Result<void> AscendRdmaTransport::Calibrate(int32_t device_id, HostRange ring, b
   return {};
 }
 
-bridge::Lane* AscendRdmaTransport::LaneOf(int32_t device_id) const {
+Result<bridge::Lane*> AscendRdmaTransport::OpenTargetLane(int32_t device_id) {
+  std::lock_guard one(opening_);
+  if (bridge::Lane* const open = LaneIn(target_lanes_, device_id)) return open;
+  // Not without the device's own: that was opened when its memory was registered.
+  if (const bridge::Lane* const own = LaneOf(device_id); own == nullptr || !Online(device_id, own)) {
+    MC_TRY(CheckNotLost(*runtime_, device_id));
+    return Error(ErrorCode::DEVICE_NOT_FOUND, "NPU device {} is lost and out of use", device_id);
+  }
+  auto opened = MC_TRY(MakeLane(device_id, options_.target_ring_bytes, regions_));
+  log::Info("NPU device {}: peers reach its memory through {} B of host memory", device_id, options_.target_ring_bytes);
+  std::lock_guard lock(mutex_);
+  return target_lanes_.emplace(device_id, std::move(opened)).first->second.get();
+}
+
+bridge::Lane* AscendRdmaTransport::LaneIn(const Lanes& lanes, int32_t device_id) const {
   std::shared_lock lock(mutex_);
-  const auto lane = lanes_.find(device_id);
-  return lane == lanes_.end() ? nullptr : lane->second.get();  // stays until the transport ends
+  const auto lane = lanes.find(device_id);
+  return lane == lanes.end() ? nullptr : lane->second.get();  // stays until the transport ends
 }
 
 // Without a lane: as far as the runtime knows.
@@ -200,12 +257,20 @@ std::string AscendRdmaTransport::Way(const MemoryRange& local, const SegmentDesc
                                      const SegmentRegion& region) const {
   const bridge::Lane* const lane = LaneOf(std::get<NpuRange>(local).at.device_id);
   const Transport* const wire = lane == nullptr ? nullptr : WireFor(*lane, target, region);
-  return wire == nullptr ? name() : fmt::format("{} over {}", name(), wire->name());
+  return wire == nullptr ? name() : fmt::format("{} over {}", name(), wire->Way(lane->sample(), target, region));
 }
 
 Result<void> AscendRdmaTransport::RegisterRegion(Region& region) {
   if (!region.IsNpu()) return {};
-  return OpenLane(region.options.device_id);
+  const int32_t device_id = region.options.device_id;
+  MC_TRY(OpenLane(device_id));
+  region.published.staged =
+      lender_ != nullptr && region.options.access != RegionAccess::kLocal && LaneOf(device_id) != nullptr;
+  return {};
+}
+
+void AscendRdmaTransport::WithdrawRegion(const Region& region) {
+  if (region.IsNpu() && lender_ != nullptr) lender_->Withdraw(region);
 }
 
 void AscendRdmaTransport::Submit(std::vector<TransferOperation> operations, Caller) {
@@ -243,6 +308,18 @@ Result<bool> AscendRdmaTransport::PrepareDevice(int32_t device_id) {
 
 void AscendRdmaTransport::UpdateMetrics() {
   if (metrics_ == nullptr) return;
+  std::lock_guard one(counting_);
+  std::shared_lock lock(mutex_);
+  for (const auto& [id, lane] : lanes_) CountLane(id, *lane, "initiator");
+  for (const auto& [id, lane] : target_lanes_) CountLane(id, *lane, "target");
+  if (lender_ == nullptr) return;
+  metrics_->GetGauge("mooncake_npu_bridge_leases", "transfers of peers from and to NPU memory of this process")
+      .Set(static_cast<double>(lender_->leases()));
+  metrics_->GetGauge("mooncake_npu_bridge_pieces_lent", "parts of host slots that peers have")
+      .Set(static_cast<double>(lender_->lent()));
+}
+
+void AscendRdmaTransport::CountLane(int32_t device_id, const bridge::Lane& lane, const char* role) {
   using Field = std::atomic<uint64_t> bridge::LaneCounters::*;
   struct Metric {
     const char* name;
@@ -274,21 +351,23 @@ void AscendRdmaTransport::UpdateMetrics() {
        &bridge::LaneCounters::quarantines,
        {}},
   }};
-  std::lock_guard one(counting_);
-  std::shared_lock lock(mutex_);
-  for (const auto& [id, lane] : lanes_) {
-    for (const Metric& metric : kMetrics) {
-      MetricLabels labels = metric.labels;
-      labels["device"] = std::to_string(id);
-      Counter& counter = metrics_->GetCounter(metric.name, metric.help, labels);
-      const uint64_t now = lane->counters().*(metric.field);
-      counter.Add(now - std::exchange(counted_[&counter], now));
-    }
+  for (const Metric& metric : kMetrics) {
+    MetricLabels labels = metric.labels;
+    labels["device"] = std::to_string(device_id);
+    labels["role"] = role;
+    Counter& counter = metrics_->GetCounter(metric.name, metric.help, labels);
+    const uint64_t now = lane.counters().*(metric.field);
+    counter.Add(now - std::exchange(counted_[&counter], now));
   }
 }
 
 const bridge::LaneCounters* AscendRdmaTransport::counters(int32_t device_id) const {
   const bridge::Lane* const lane = LaneOf(device_id);
+  return lane == nullptr ? nullptr : &lane->counters();
+}
+
+const bridge::LaneCounters* AscendRdmaTransport::target_counters(int32_t device_id) const {
+  const bridge::Lane* const lane = LaneIn(target_lanes_, device_id);
   return lane == nullptr ? nullptr : &lane->counters();
 }
 

@@ -12,6 +12,7 @@
 
 #include "device/npu_runtime.h"
 #include "transfer_engine/transport/ascend_rdma/lane.h"
+#include "transfer_engine/transport/ascend_rdma/slot_lender.h"
 #include "transfer_engine/transport_context.h"
 
 namespace mooncake {
@@ -19,12 +20,14 @@ namespace mooncake {
 struct AscendRdmaOptions {
   static constexpr size_t kRingBytesMax = size_t{3} << 30;
   size_t ring_bytes = size_t{64} << 20;  // per device, both directions; rounded up to whole slots
-  size_t slot_bytes = size_t{2} << 20;   // whole pages; smaller ones in a small ring, so that it has eight
-  size_t copies_per_direction = 2;       // under way at once
-  size_t chunk_bytes = 0;                // what large requests are cut into; 0: a slot, unless calibration finds better
-  bool calibrate = true;                 // choose the chunk by the speed of the device's copies, if it is 0
-  bridge::LaneOptions lane;              // its slot and chunk follow from the above
-  std::vector<int32_t> devices;          // get their lanes at once
+  size_t target_ring_bytes =
+      size_t{32} << 20;                 // what peers are lent of, per device; 0: its memory is no target for them
+  size_t slot_bytes = size_t{2} << 20;  // whole pages; smaller ones in a small ring, so that it has eight
+  size_t copies_per_direction = 2;      // under way at once
+  size_t chunk_bytes = 0;               // what large requests are cut into; 0: a slot, unless calibration finds better
+  bool calibrate = true;                // choose the chunk by the speed of the device's copies, if it is 0
+  bridge::LaneOptions lane;             // its slot and chunk follow from the above
+  std::vector<int32_t> devices;         // get their lanes at once
 
   // MC_NPU_BRIDGE_*; INVALID_PARAMS naming the variable.
   static Result<AscendRdmaOptions> FromEnvironment();
@@ -34,6 +37,9 @@ struct AscendRdmaOptions {
 // its memory is registered, and keeps it. A device that is lost stays out of use: nothing of it is reached or
 // registered any more, and operations end with DEVICE_NOT_FOUND. More operations than a lane's limits wait inside, up
 // to their deadlines.
+//
+// As a target NPU memory is staged: peers are lent slots of another ring, which a lane of its own fills and empties. It
+// is opened when a peer first asks for the device's memory.
 class AscendRdmaTransport final : public Transport {
  public:
   // `wires`: host transports, best first, of the engine that owns this one; they outlive it. INVALID_PARAMS for options
@@ -54,8 +60,9 @@ class AscendRdmaTransport final : public Transport {
   std::string Way(const MemoryRange& local, const SegmentDescriptor& target,
                   const SegmentRegion& region) const override;
   // Of NPU memory: opens the device's lane; DEVICE_NOT_FOUND when it is lost. Host memory is none of its business, and
-  // peers are told of neither.
+  // peers are told of neither, but that NPU memory is staged.
   Result<void> RegisterRegion(Region& region) override;
+  void WithdrawRegion(const Region& region) override;
   // Operations end with TRANSFER_FAIL when no wire reaches the target, DEVICE_NOT_FOUND without a lane for the device.
   // What a stream of the caller's still writes to `local` must have been waited for.
   void Submit(std::vector<TransferOperation> operations, Caller caller) override;
@@ -67,6 +74,9 @@ class AscendRdmaTransport final : public Transport {
   const bridge::LaneCounters* counters(int32_t device_id) const;
   // In force, with the sizes of slots and chunks that were chosen. Null without a lane.
   const bridge::LaneOptions* lane_options(int32_t device_id) const;
+  // Of the lane that serves peers.
+  const bridge::LaneCounters* target_counters(int32_t device_id) const;
+  const bridge::SlotLender* lender() const { return lender_.get(); }  // null without an engine around it
 
  private:
   using RuntimeSource = std::function<std::shared_ptr<NpuRuntime>()>;  // null: none is in use
@@ -75,12 +85,20 @@ class AscendRdmaTransport final : public Transport {
 
   static Result<std::unique_ptr<AscendRdmaTransport>> Make(RuntimeSource source, std::vector<Transport*> wires,
                                                            AscendRdmaOptions options);
+  using Lanes = std::unordered_map<int32_t, std::unique_ptr<bridge::Lane>>;
   // Success without a lane where no runtime can drive one.
   Result<void> OpenLane(int32_t device_id);
   // Chooses the lane's chunk by the speed of copies from and to its ring. A device without a block to spare for that
   // gets whole slots.
   Result<void> Calibrate(int32_t device_id, HostRange ring, bridge::CopyPort& port, bridge::LaneOptions& lane) const;
-  bridge::Lane* LaneOf(int32_t device_id) const;
+  // `lent_in`: of a lane that serves peers.
+  Result<std::unique_ptr<bridge::Lane>> MakeLane(int32_t device_id, size_t ring_bytes, RegionRegistry* lent_in);
+  Result<bridge::Lane*> OpenTargetLane(int32_t device_id);
+  bridge::Lane* LaneOf(int32_t device_id) const { return LaneIn(lanes_, device_id); }
+  // Makes this process's NPU memory a target.
+  void Lend(const TransportContext& context);
+  bridge::Lane* LaneIn(const Lanes& lanes, int32_t device_id) const;
+  void CountLane(int32_t device_id, const bridge::Lane& lane, const char* role);
   bool Online(int32_t device_id, const bridge::Lane* lane) const;
   Transport* WireFor(const bridge::Lane& lane, const SegmentDescriptor& target, const SegmentRegion& region) const;
 
@@ -91,7 +109,10 @@ class AscendRdmaTransport final : public Transport {
   std::mutex opening_;                   // one lane at a time
   std::shared_ptr<NpuRuntime> runtime_;  // of all lanes, once there is one
   mutable std::shared_mutex mutex_;
-  std::unordered_map<int32_t, std::unique_ptr<bridge::Lane>> lanes_;
+  Lanes lanes_;
+  Lanes target_lanes_;
+  RegionRegistry* regions_ = nullptr;  // of the engine
+  std::shared_ptr<bridge::SlotLender> lender_;
   std::mutex counting_;
   std::map<Counter*, uint64_t> counted_;  // what the metrics have been told
 };

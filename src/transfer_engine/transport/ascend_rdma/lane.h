@@ -28,6 +28,8 @@ class Lane {
   bool online() const { return core_.online(); }
   // Any of its slots: what a transport has to reach.
   HostRange sample() const { return memory_->bytes().first(1); }
+  // Of its slots, with the transports' keys.
+  const SegmentRegion& published() const { return memory_->published(); }
   const LaneCounters& counters() const { return core_.counters(); }
   const LaneOptions& options() const { return core_.options(); }
 

@@ -292,7 +292,7 @@ bool LaneCore::PickOne(Direction direction, TimePoint now) {
   }
   const uint64_t id = ++last_id_;
   LoadState& load = loads_[id];
-  load = LoadState{.direction = direction, .bulk = picked->bulk(), .slot = *slot, .pieces = {}};
+  load = LoadState{.direction = direction, .peer = picked->peer, .bulk = picked->bulk(), .slot = *slot, .pieces = {}};
   for (const Piece& piece : picked->pieces) {
     load.pieces.push_back(LoadPiece{piece, PieceState::kWaiting, 0});
     ++operations_.at(piece.work).in_flight;

@@ -128,6 +128,7 @@ class LaneCore {
   };
   struct LoadState {
     Direction direction;
+    Uuid peer;
     bool bulk;
     SlotRing::Slot slot;
     std::vector<LoadPiece> pieces;

@@ -14,6 +14,7 @@ void LaneCore::FreeLoad(uint64_t id, LoadState& load) {
     return;
   }
   ring_.Move(load.slot, SlotState::kFree);
+  scheduler_.Returned(load.direction, load.peer);
   loads_.erase(id);
 }
 

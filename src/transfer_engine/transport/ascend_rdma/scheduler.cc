@@ -126,7 +126,7 @@ Scheduler::Flow* Scheduler::Front(FlowRing& ring, Direction direction, bool idle
       Retire(ring, direction, flow);
       continue;
     }
-    if (flow->credit > 0 && Ripe(*flow, *head, idle, now)) return flow;
+    if (flow->credit > 0 && !AtLimit(direction, flow->peer) && Ripe(*flow, *head, idle, now)) return flow;
     if (flow->credit <= 0) flow->credit += static_cast<int64_t>(options_.chunk_bytes);
     ring.pop_front();
     ring.push_back(flow);
@@ -166,7 +166,8 @@ void Scheduler::Pack(Flow& flow, Load& load, size_t& used, TimePoint now) {
 }
 
 Load Scheduler::Serve(Flow& flow, Direction direction, TimePoint now) {
-  Load load{direction, flow.work_class, {}};
+  Load load{direction, flow.peer, flow.work_class, {}};
+  ++out_[{direction, flow.peer}];
   Item* const head = Head(flow);
   size_t used = 0;
   if (Small(head->work)) {
@@ -202,6 +203,17 @@ std::optional<Load> Scheduler::Next(Direction direction, bool idle, bool bulk_al
     if (flow != nullptr) return Serve(*flow, direction, now);
   }
   return std::nullopt;
+}
+
+bool Scheduler::AtLimit(Direction direction, const Uuid& peer) const {
+  const auto out = out_.find({direction, peer});
+  return out != out_.end() && out->second >= options_.loads_per_peer_max;
+}
+
+void Scheduler::Returned(Direction direction, const Uuid& peer) {
+  const auto out = out_.find({direction, peer});
+  MC_CHECK(out != out_.end(), "a load came back twice");
+  if (--out->second == 0) out_.erase(out);
 }
 
 std::optional<TimePoint> Scheduler::RipeAt(Direction direction) const {

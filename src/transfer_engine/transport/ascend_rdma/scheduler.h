@@ -45,6 +45,7 @@ struct Piece {
 // What goes through one slot at a time: pieces of one peer.
 struct Load {
   Direction direction = Direction::kWrite;
+  Uuid peer;
   WorkClass work_class = WorkClass::kForeground;
   std::vector<Piece> pieces;
   bool bulk() const { return work_class == WorkClass::kBulk; }
@@ -61,6 +62,7 @@ struct SchedulerOptions {
   Duration promote_age = std::chrono::milliseconds(10);
   size_t operations_max = size_t{1} << 20;
   size_t operations_per_peer_max = size_t{3} << 18;
+  size_t loads_per_peer_max = SIZE_MAX;  // of a direction, that are out at once
 };
 
 // One thread; asks no clock. Operations of one (peer, batch, direction, class) are a flow: in order among themselves,
@@ -79,6 +81,8 @@ class Scheduler {
   // The next load of a direction. `idle`: nothing of this direction is under way, so that waiting for company would
   // only cost time. nullopt: nothing, nothing that may go now, or only bulk while that is not allowed.
   std::optional<Load> Next(Direction direction, bool idle, bool bulk_allowed, TimePoint now);
+  // A load that Next gave out is over, its slot free.
+  void Returned(Direction direction, const Uuid& peer);
   // When small operations that wait for company will have waited enough; nullopt: none does.
   std::optional<TimePoint> RipeAt(Direction direction) const;
 
@@ -119,6 +123,7 @@ class Scheduler {
   // The flow's first operation; null when it has none left.
   Item* Head(Flow& flow);
   bool Ripe(const Flow& flow, const Item& head, bool idle, TimePoint now) const;
+  bool AtLimit(Direction direction, const Uuid& peer) const;
   // Moves the ring on to a flow that may go; null when there is none.
   Flow* Front(FlowRing& ring, Direction direction, bool idle, TimePoint now);
   Flow* Promoted(Direction direction, bool idle, bool bulk_allowed, TimePoint now);
@@ -135,6 +140,7 @@ class Scheduler {
   std::unordered_map<uint64_t, Item> items_;  // not picked to the end
   std::unordered_map<uint64_t, Uuid> admitted_;
   std::map<Uuid, size_t> by_peer_;
+  std::map<std::pair<Direction, Uuid>, size_t> out_;  // loads
   std::array<size_t, kDirections> unpicked_{};
   std::array<bool, kDirections> promoted_last_{};
 };

@@ -40,6 +40,29 @@ class SchedulerTest : public testing::Test {
   uint64_t last_id_ = 0;
 };
 
+TEST_F(SchedulerTest, PeerAtItsLimitIsPassedOverUntilALoadComesBack) {
+  SchedulerOptions options;
+  options.loads_per_peer_max = 2;
+  Scheduler scheduler(options);
+  uint64_t id = 0;
+  for (size_t peer = 0; peer < 2; ++peer) {
+    for (const Direction direction : {Direction::kWrite, Direction::kRead}) {
+      ASSERT_TRUE(scheduler.Add({++id, direction, Peer(peer), 1, 64 * kMi, 0}, now_));
+    }
+  }
+  const auto take = [&](Direction direction) {
+    std::map<Uuid, size_t> taken;
+    while (const auto load = scheduler.Next(direction, false, true, now_)) ++taken[load->peer];
+    return taken;
+  };
+  const std::map<Uuid, size_t> both = {{Peer(0), 2}, {Peer(1), 2}};
+  EXPECT_EQ(take(Direction::kWrite), both);
+  EXPECT_EQ(take(Direction::kRead), both) << "each direction has its own";
+  scheduler.Returned(Direction::kRead, Peer(1));
+  EXPECT_EQ(take(Direction::kRead), (std::map<Uuid, size_t>{{Peer(1), 1}}));
+  EXPECT_FALSE(scheduler.Next(Direction::kWrite, true, true, now_));
+}
+
 TEST_F(SchedulerTest, ALoneSmallOperationGoesAtOnceWhenTheLaneIsIdle) {
   const uint64_t id = Add(Direction::kWrite, 4 * kKi);
   const auto load = Next(Direction::kWrite, true);
