@@ -125,8 +125,7 @@ TEST_P(TransferStaged, ErrorsOfTheOwnersNpuReachTheInitiator) {
                                 reinterpret_cast<uint64_t>(target.at(0)), length));
   };
   ASSERT_OK(transfer("read", kMiB));
-  for (const auto& [opcode, fault] :
-       {std::pair("write", "H2D@1:exec=507001"), std::pair("read", "D2H@1:exec=507001")}) {
+  for (const auto& [opcode, fault] : {std::pair("write", "H2D@1=507001"), std::pair("read", "D2H@1=507001")}) {
     for (const size_t length : {size_t{4096}, kMiB}) {
       SCOPED_TRACE(fmt::format("{} of {} B", opcode, length));
       EmulatorProbe::Inject(fault);

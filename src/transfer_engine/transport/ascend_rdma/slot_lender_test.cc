@@ -364,14 +364,15 @@ TEST_F(SlotLenderTest, WriteThatMayStillBeUnderWayIsFencedBeforeItsSlotIsUsedAga
 TEST_F(SlotLenderTest, PieceThatIsNotReturnedIsTakenBack) {
   const auto peer = Peer();
   LeaseRequest opening = peer->Opening(1, published(), 0, kSlot, true);
-  opening.timeout_us = 20'000;
+  opening.timeout_us = 1'000'000;
   const auto piece = peer->Ask(opening);
   ASSERT_TRUE(IsPiece(piece));
   // Asked again it is told to return it first, and in the end why.
   Result<LeaseReply> reply = peer->Ask(peer->Next(1));
   EXPECT_TRUE(IsWait(reply));
   const Deadline deadline = Soon();
-  while (bridge_->lender()->lent() > 0 && !deadline.Passed()) std::this_thread::yield();
+  while (rdma_.fenced().empty() && !deadline.Passed()) std::this_thread::yield();
+  EXPECT_EQ(bridge_->lender()->lent(), 0u);
   EXPECT_EQ(EndOf(peer->Ask(peer->Next(1, {piece->piece}))), ErrorCode::TRANSFER_TIMEOUT);
   EXPECT_EQ(rdma_.fenced(), std::vector<Uuid>{peer->node});
   EXPECT_EQ(Content(0, kSize), content_);
@@ -400,11 +401,11 @@ TEST_F(SlotLenderTest, UnregisteringWaitsForTheLeasesAndEndsThem) {
 TEST_F(SlotLenderTest, ErrorsOfTheDeviceReachThePeer) {
   const auto peer = Peer();
   ExpectReads(*peer, 1, 0, kSlot);
-  EmulatorProbe::Inject("H2D@1:exec=507001");
+  EmulatorProbe::Inject("H2D@1=507001");
   Result<LeaseReply> reply = peer->Ask(peer->Opening(2, published(), 0, kSlot, true));
   while (IsPiece(reply)) reply = peer->Ask(peer->Next(2, {reply->piece}));
   EXPECT_EQ(EndOf(reply), ErrorCode::DATA_COPY_FAILED);
-  EmulatorProbe::Inject("D2H@1:exec=507001");
+  EmulatorProbe::Inject("D2H@1=507001");
   EXPECT_EQ(EndOf(peer->Ask(peer->Opening(3, published(), 0, kSlot, false))), ErrorCode::DATA_COPY_FAILED);
   EmulatorProbe::Inject("");
   ExpectReads(*peer, 4, kSlot, kSlot);
@@ -434,7 +435,9 @@ TEST_F(SlotLenderTest, BridgeClosesWhilePeersHoldSlots) {
   context_.server->Stop();
   context_.Unregister(*bridge_, std::exchange(region_, nullptr));
   bridge_.reset();
-  EXPECT_EQ(rdma_.fenced(), std::vector<Uuid>(2, peer->node));
+  const std::vector<Uuid> fenced = rdma_.fenced();  // the call that was held may have got one more
+  EXPECT_GE(fenced.size(), 2u);
+  for (const Uuid& node : fenced) EXPECT_EQ(node, peer->node);
 }
 
 }  // namespace
