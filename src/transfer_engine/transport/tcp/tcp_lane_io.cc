@@ -76,6 +76,7 @@ void Peer::Prune(Lane& lane) {
       return Fail(lane, Status(ErrorCode::TRANSFER_CANCELED, "a write was given up in its middle"), true);
     } else {
       lane.flight_bytes -= chunk.Bytes();
+      if (chunk.IsWrite()) DropStray(lane);
       lane.flight.erase(lane.flight.begin() + static_cast<ptrdiff_t>(i));
       for (size_t later = i; later < lane.flight.size(); ++later) --lane.flight[later].header.id;
       --lane.next_id;
@@ -147,7 +148,11 @@ void Peer::Send(Turn& turn, Lane& lane, size_t limit) {
     });
     for (size_t i = 0; i < batch.count; ++i) {
       const PendingPtr& operation = batch.parts[i].operation;
-      if (operation != nullptr && --operation->busy == 0 && operation->result) LetGo(turn, operation);
+      if (operation == nullptr) continue;
+      if (--operation->busy == 0 && operation->result) LetGo(turn, operation);
+      if (operation->result && batch.parcel.lend) {
+        Fail(lane, Status(ErrorCode::TRANSFER_CANCELED, "a write was given up while it was sent"), true);
+      }
     }
     Account(lane, batch, outcome.bytes > 0 ? static_cast<size_t>(outcome.bytes) : 0);
     if (outcome.error != 0 && outcome.error != EAGAIN && outcome.error != EINTR) {
@@ -163,6 +168,7 @@ void Peer::Send(Turn& turn, Lane& lane, size_t limit) {
   }
   lane.sending = false;
   TakeDownIfFailed(turn, lane);
+  Resume(turn);
 }
 
 void Peer::WantWritable(Lane& lane, bool wanted) {
@@ -228,7 +234,10 @@ void Peer::Receive(Turn& turn, Lane& lane) {
   }
   if (!lane.failure) lane.socket.WaitFor(lane.body_left);
   lane.receiving = false;
-  if (lane.failure) return TakeDownIfFailed(turn, lane);
+  if (lane.failure) {
+    TakeDownIfFailed(turn, lane);
+    return Resume(turn);
+  }
   Assign(turn);
   Kick(turn, &lane, sizeof(Request) * kBatchChunks);
 }
@@ -237,6 +246,7 @@ Peer::Chunk Peer::PopFront(Lane& lane) {
   Chunk chunk = std::move(lane.flight.front());
   lane.flight.pop_front();
   lane.flight_bytes -= chunk.Bytes();
+  if (chunk.operation == nullptr && chunk.IsWrite()) DropStray(lane);
   TcpMetrics& metrics = environment_->metrics;
   if (!chunk.IsReturn()) (chunk.IsRead() ? metrics.bytes_received : metrics.bytes_sent).Add(chunk.header.length);
   return chunk;
@@ -299,6 +309,7 @@ bool Peer::TakeReply(Turn& turn, Lane& lane, const Reply& reply) {
   const Chunk chunk = std::move(lane.flight.front());
   lane.flight_bytes -= chunk.Bytes();
   lane.flight.pop_front();
+  if (chunk.operation == nullptr && chunk.IsWrite()) DropStray(lane);
   if (chunk.operation == nullptr) return false;
   const auto code = static_cast<ErrorCode>(reply.status);
   const bool told = code == ErrorCode::ADDRESS_NOT_REGISTERED || code == ErrorCode::STALE_SEGMENT;
