@@ -208,6 +208,7 @@ void Peer::HangUp(Lane& lane) {
   lane.state = State::kDown;
   lane.addresses.clear();
   lane.wants_writable = false;
+  lane.one_by_one = false;
   lane.input_bytes = 0;
   lane.body_left = 0;
 }

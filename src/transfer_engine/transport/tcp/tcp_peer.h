@@ -113,6 +113,7 @@ class Peer final : public std::enable_shared_from_this<Peer> {
     uint64_t body_left = 0;  // payload of flight.front() still to come
 
     bool sending = false;
+    bool one_by_one = false;  // a system call with several chunks found memory that is not there
     bool receiving = false;
     std::optional<Status> failure;  // to be taken down as soon as neither of the two
     bool our_fault = false;         // we broke it off: nobody's loss
@@ -169,6 +170,8 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   void OnLaneEvents(Lane& lane, uint32_t events);
   void Prune(Lane& lane);
   void Gather(Lane& lane, Batch& batch);
+  void EndUnreadable(Turn& turn, Lane& lane, const Batch& batch);
+  void EndUnwritable(Turn& turn, const PendingPtr& operation);
   void Account(Lane& lane, const Batch& batch, size_t sent);
   void Send(Turn& turn, Lane& lane, size_t limit);
   void WantWritable(Lane& lane, bool wanted);
