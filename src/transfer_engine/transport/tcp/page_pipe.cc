@@ -45,11 +45,14 @@ bool PagePipe::Open() {
   std::array<int, 2> ends;
   Fd nowhere(open("/dev/null", O_WRONLY | O_CLOEXEC));
   if (!nowhere || pipe2(ends.data(), O_CLOEXEC | O_NONBLOCK) != 0) return false;
+  Fd out(ends[0]);
+  Fd in(ends[1]);
+  // Where a user's pipes have used up what they may take it stays small: a few pages at a time are slower than a copy.
+  allowed_ = fcntl(in.get(), F_SETPIPE_SZ, static_cast<int>(kPieceBytes)) >= static_cast<int>(kPieceBytes);
+  if (!allowed_) return false;
   nowhere_ = std::move(nowhere);
-  out_ = Fd(ends[0]);
-  in_ = Fd(ends[1]);
-  // Where a user's pipes have used up what they may take it stays small, and more calls are made.
-  (void)fcntl(in_.get(), F_SETPIPE_SZ, static_cast<int>(kPieceBytes));
+  out_ = std::move(out);
+  in_ = std::move(in);
   return true;
 }
 

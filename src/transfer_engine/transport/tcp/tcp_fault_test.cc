@@ -1,5 +1,6 @@
 // Peers that stop, die, come back or are given up: operations end as promised, and memory is safe then.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
@@ -134,6 +135,64 @@ TEST(TcpCancelTest, CancelingWhileBytesFlowLeavesEveryBufferAlone) {
     ASSERT_TRUE(RunJob(initiator.transport(), paced)) << "behind whatever was still to come";
     EXPECT_EQ(local, Bytes(local.size(), kPoison));
   }
+}
+
+// Memory that traps when it is touched in the wrong way.
+class Trap {
+ public:
+  Trap(size_t bytes, int protection)
+      : bytes_(static_cast<std::byte*>(mmap(nullptr, bytes, protection, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0)), bytes) {}
+  ~Trap() { munmap(bytes_.data(), bytes_.size()); }
+  Trap(const Trap&) = delete;
+  Trap& operator=(const Trap&) = delete;
+  std::span<std::byte> bytes() const { return bytes_; }
+
+ private:
+  std::span<std::byte> bytes_;
+};
+
+TEST(TcpTrapTest, LocalMemoryThatIsNotThereFailsItsOperationOnly) {
+  Bytes memory(8 << 20, std::byte{1});
+  Bytes good(memory.size());
+  const Trap trap(memory.size(), PROT_NONE);
+  Node target;
+  Node initiator({.lanes_per_peer = 1});
+  const auto region = target.Register(memory);
+  const SegmentPtr segment = target.Describe();
+  for (const auto opcode : {kRead, kWrite}) {
+    for (const size_t bytes : {size_t{64}, size_t{100'000}, memory.size()}) {
+      Job job{.opcode = opcode, .target = segment, .region = region->published, .address = region->address};
+      Results results(9);
+      std::vector<TransferOperation> operations;
+      for (size_t i = 0; i < 9; ++i) {
+        job.local = i % 2 == 0 ? std::span(good).first(bytes) : trap.bytes().first(bytes);
+        operations.push_back(job.With(results.At(i)));
+      }
+      initiator.transport().Submit(std::move(operations), Caller::kGoesOn);
+      const auto& ends = results.Wait();
+      for (size_t i = 0; i < 9; ++i) {
+        EXPECT_EQ(CodeOf(*ends[i]), i % 2 == 0 ? ErrorCode::OK : ErrorCode::INVALID_PARAMS) << i << ", " << bytes;
+      }
+    }
+  }
+  EXPECT_TRUE(target.Unregister(region, Soon()));
+}
+
+TEST(TcpTrapTest, AWriteToReadOnlyMemoryIsRefusedAndItsOwnerLives) {
+  const Trap trap(8 << 20, PROT_READ);
+  Bytes local(trap.bytes().size());
+  Node target;
+  Node initiator;
+  const auto region = target.Register(trap.bytes());
+  const SegmentPtr segment = target.Describe();
+  for (const size_t bytes : {size_t{64}, size_t{100'000}, local.size()}) {
+    Job job{.opcode = kWrite, .target = segment, .region = region->published, .address = region->address};
+    job.local = std::span(local).first(bytes);
+    EXPECT_EQ(CodeOf(RunJob(initiator.transport(), job)), ErrorCode::ADDRESS_NOT_REGISTERED);
+    job.opcode = kRead;
+    EXPECT_TRUE(RunJob(initiator.transport(), job));
+  }
+  EXPECT_TRUE(target.Unregister(region, Soon()));
 }
 
 TEST(TcpDeadlineTest, SilenceEndsAtTheDeadlineWhereverItBegins) {

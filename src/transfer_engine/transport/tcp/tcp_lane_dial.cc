@@ -22,6 +22,9 @@ constexpr int kLossesForgiven = 1;
 void Peer::DialMore(Turn& turn) {
   if (closed_ || std::ranges::any_of(lanes_, [](const auto& lane) { return lane->Dialing(); })) return;
   const bool urgent = std::ranges::none_of(long_lanes_, [](const auto& lane) { return lane->state == State::kReady; });
+  for (const auto& lane : lanes_) {
+    if (lane->state == State::kDown && lane->strays > 0) return Dial(turn, *lane);
+  }
   const TimePoint now = std::chrono::steady_clock::now();
   for (const auto& lane : long_lanes_) {
     if (lane->state == State::kDown && (urgent || lane->not_before <= now)) return Dial(turn, *lane);
@@ -151,6 +154,7 @@ void Peer::Ready(Turn& turn, Lane& lane) {
   environment_->metrics.dialed.Add();
   lane.state = State::kReady;
   lane.addresses.clear();
+  DropAllStrays(lane);
   for (Chunk& orphan : lane.orphans) {
     environment_->metrics.retries.Add();
     lane.flight_bytes += orphan.header.length;
@@ -176,6 +180,21 @@ void Peer::DialFailed(Turn& turn, Lane& lane, const Status& status) {
   const Status reason(stale ? ErrorCode::STALE_SEGMENT : ErrorCode::TRANSFER_FAIL,
                       fmt::format("{}: {}", Name(), status.message()), status.vendor_code());
   for (const PendingPtr& victim : victims) End(turn, victim, std::unexpected(reason));
+  if (stale || status.vendor_code() == ECONNREFUSED) {
+    // That process is gone.
+    for (const auto& each : lanes_) {
+      if (each->state == State::kDown) DropAllStrays(*each);
+    }
+  }
+  if (strays_ == 0 || !HasWork()) return;
+  // Nothing else may come that would try again.
+  lane.loop->RunAt(lane.not_before, [weak = weak_from_this()] {
+    const auto self = weak.lock();
+    if (self == nullptr) return;
+    Turn later(*self);
+    self->resume_ = true;
+    self->Resume(later);
+  });
 }
 
 // Back to where no connection is; what was in flight stays behind.
@@ -189,6 +208,7 @@ void Peer::HangUp(Lane& lane) {
   lane.state = State::kDown;
   lane.addresses.clear();
   lane.wants_writable = false;
+  lane.one_by_one = false;
   lane.input_bytes = 0;
   lane.body_left = 0;
 }

@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "common/check.h"
+#include "transfer_engine/transport/tcp/careful_copy.h"
 #include "transfer_engine/transport/tcp/page_pipe.h"
 #include "transfer_engine/transport/tcp/tcp_peer.h"
 
@@ -76,6 +77,7 @@ void Peer::Prune(Lane& lane) {
       return Fail(lane, Status(ErrorCode::TRANSFER_CANCELED, "a write was given up in its middle"), true);
     } else {
       lane.flight_bytes -= chunk.Bytes();
+      if (chunk.IsWrite()) DropStray(lane);
       lane.flight.erase(lane.flight.begin() + static_cast<ptrdiff_t>(i));
       for (size_t later = i; later < lane.flight.size(); ++later) --lane.flight[later].header.id;
       --lane.next_id;
@@ -92,7 +94,7 @@ void Peer::Gather(Lane& lane, Batch& batch) {
   size_t skip = lane.sent_bytes;
   for (size_t i = lane.UnsentIndex(); i < lane.flight.size() && !batch.parcel.more && !batch.parcel.lend;
        ++i, skip = 0) {
-    if (batch.count == kBatchChunks || batch.parcel.bytes >= kBatchBytes) break;
+    if (batch.count == (lane.one_by_one ? 1 : kBatchChunks) || batch.parcel.bytes >= kBatchBytes) break;
     const Chunk& chunk = lane.flight[i];
     Request& header = batch.headers[batch.count] = chunk.header;
     batch.parcel.Add(&header, sizeof(header), skip);
@@ -123,6 +125,25 @@ void Peer::Account(Lane& lane, const Batch& batch, size_t sent) {
   }
 }
 
+// Memory of a write is not there, which is the fault of none of its neighbours.
+void Peer::EndUnreadable(Turn& turn, Lane& lane, const Batch& batch) {
+  if (batch.count > 1) {
+    lane.one_by_one = true;
+    return;
+  }
+  const PendingPtr& operation = batch.parts[0].operation;
+  if (operation == nullptr) return Fail(lane, Status(ErrorCode::INTERNAL_ERROR, "send: a record cannot be read"));
+  End(turn, operation,
+      Error(ErrorCode::INVALID_PARAMS, "{}: local memory at {} cannot be read", Name(),
+            static_cast<const void*>(operation->memory)));
+}
+
+void Peer::EndUnwritable(Turn& turn, const PendingPtr& operation) {
+  End(turn, operation,
+      Error(ErrorCode::INVALID_PARAMS, "{}: local memory at {} cannot be written", Name(),
+            static_cast<const void*>(operation->memory)));
+}
+
 // Sends until nothing is left, the socket takes no more, or `limit` bytes are out; the loop goes on from there.
 void Peer::Send(Turn& turn, Lane& lane, size_t limit) {
   MC_CHECK(!lane.sending, "lane {} has two senders", lane.slot);
@@ -147,9 +168,19 @@ void Peer::Send(Turn& turn, Lane& lane, size_t limit) {
     });
     for (size_t i = 0; i < batch.count; ++i) {
       const PendingPtr& operation = batch.parts[i].operation;
-      if (operation != nullptr && --operation->busy == 0 && operation->result) LetGo(turn, operation);
+      if (operation == nullptr) continue;
+      if (--operation->busy == 0 && operation->result) LetGo(turn, operation);
+      if (operation->result && batch.parcel.lend) {
+        Fail(lane, Status(ErrorCode::TRANSFER_CANCELED, "a write was given up while it was sent"), true);
+      }
     }
     Account(lane, batch, outcome.bytes > 0 ? static_cast<size_t>(outcome.bytes) : 0);
+    if (outcome.bytes > 0) lane.one_by_one = false;
+    if (outcome.error == EFAULT) {
+      EndUnreadable(turn, lane, batch);
+      if (lane.failure) break;
+      continue;
+    }
     if (outcome.error != 0 && outcome.error != EAGAIN && outcome.error != EINTR) {
       Fail(lane, Status(ErrorCode::TRANSFER_FAIL, fmt::format("send: {}", std::strerror(outcome.error))));
     }
@@ -163,6 +194,7 @@ void Peer::Send(Turn& turn, Lane& lane, size_t limit) {
   }
   lane.sending = false;
   TakeDownIfFailed(turn, lane);
+  Resume(turn);
 }
 
 void Peer::WantWritable(Lane& lane, bool wanted) {
@@ -211,6 +243,10 @@ void Peer::Receive(Turn& turn, Lane& lane) {
     });
     if (operation != nullptr && --operation->busy == 0 && operation->result) LetGo(turn, operation);
     if (outcome.error == EAGAIN || outcome.error == EINTR) break;
+    if (outcome.error == EFAULT && operation != nullptr) {
+      EndUnwritable(turn, operation);
+      continue;  // what comes for it is thrown away
+    }
     if (outcome.bytes <= 0) {
       Fail(lane, Status(ErrorCode::TRANSFER_FAIL, outcome.bytes == 0
                                                       ? "closed by the target"
@@ -228,7 +264,10 @@ void Peer::Receive(Turn& turn, Lane& lane) {
   }
   if (!lane.failure) lane.socket.WaitFor(lane.body_left);
   lane.receiving = false;
-  if (lane.failure) return TakeDownIfFailed(turn, lane);
+  if (lane.failure) {
+    TakeDownIfFailed(turn, lane);
+    return Resume(turn);
+  }
   Assign(turn);
   Kick(turn, &lane, sizeof(Request) * kBatchChunks);
 }
@@ -237,6 +276,7 @@ Peer::Chunk Peer::PopFront(Lane& lane) {
   Chunk chunk = std::move(lane.flight.front());
   lane.flight.pop_front();
   lane.flight_bytes -= chunk.Bytes();
+  if (chunk.operation == nullptr && chunk.IsWrite()) DropStray(lane);
   TcpMetrics& metrics = environment_->metrics;
   if (!chunk.IsReturn()) (chunk.IsRead() ? metrics.bytes_received : metrics.bytes_sent).Add(chunk.header.length);
   return chunk;
@@ -264,8 +304,9 @@ void Peer::Parse(Turn& turn, Lane& lane) {
     // The little that came along with the header.
     const size_t here = std::min<size_t>(lane.input_bytes - at, lane.body_left);
     const PendingPtr operation = lane.flight.front().operation;
-    if (operation != nullptr && here > 0) {
-      std::memcpy(operation->memory + lane.flight.front().offset, lane.input.data() + at, here);
+    if (operation != nullptr && here > 0 &&
+        !CarefulCopy(operation->memory + lane.flight.front().offset, lane.input.data() + at, here)) {
+      EndUnwritable(turn, operation);
     }
     at += here;
     lane.body_left -= here;
@@ -299,6 +340,7 @@ bool Peer::TakeReply(Turn& turn, Lane& lane, const Reply& reply) {
   const Chunk chunk = std::move(lane.flight.front());
   lane.flight_bytes -= chunk.Bytes();
   lane.flight.pop_front();
+  if (chunk.operation == nullptr && chunk.IsWrite()) DropStray(lane);
   if (chunk.operation == nullptr) return false;
   const auto code = static_cast<ErrorCode>(reply.status);
   const bool told = code == ErrorCode::ADDRESS_NOT_REGISTERED || code == ErrorCode::STALE_SEGMENT;

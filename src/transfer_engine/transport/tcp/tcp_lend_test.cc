@@ -270,7 +270,7 @@ TEST(TcpLentWriteTest, GivenUpBeforeItsEndTheTargetGetsNoMoreOfIt) {
     RawTarget target;
     Node initiator(options);
     Bytes local(kLong, std::byte{3});
-    Bytes other(100);
+    Bytes other(128 << 10);  // too long to ask for a connection of its own
     Results results(2);
     Submit(initiator.transport(), target.Serve(kWrite, local).With(results.At(0)));
     auto connection = target.AcceptAndWelcome();
@@ -299,6 +299,41 @@ TEST(TcpLentWriteTest, GivenUpBeforeItsEndTheTargetGetsNoMoreOfIt) {
     EXPECT_EQ(ends[0]->error().code(), ErrorCode::TRANSFER_CANCELED);
     EXPECT_TRUE(*ends[1]) << "its neighbour goes on";
   }
+}
+
+TEST(TcpLentWriteTest, WhatFollowsOneThatWasGivenUpCannotBeOvertakenByIt) {
+  TcpOptions options = Lending();
+  options.lanes_per_peer = 2;
+  options.window_bytes = options.chunk_bytes;
+  RawTarget target;
+  Node initiator(options);
+  Bytes local(2 * kLong, std::byte{3});
+  Bytes other(128 << 10);  // too long to ask for a connection of its own
+  Bytes payload(kLong);
+  Results results(2);
+  Request request;
+  Submit(initiator.transport(), target.Serve(kWrite, local).With(results.At(0)));
+  std::vector<RawConnection> earlier;
+  for (int i = 0; i < 2; ++i) {
+    earlier.push_back(target.AcceptAndWelcome());
+    ASSERT_TRUE(earlier.back().Receive(request));
+    ASSERT_TRUE(earlier.back().Receive(payload.data(), payload.size()));
+  }
+  initiator.transport().Cancel(1);
+  Job next = target.Serve(kWrite, other);
+  next.tag = 2;
+  Submit(initiator.transport(), next.With(results.At(1)));
+  // A target that answers one hello may still be reading what has come over the other connection.
+  auto first = target.Accept();
+  const uint32_t slot = first.Welcome(target.generation()).slot;
+  auto second = target.Accept();
+  EXPECT_NE(second.Welcome(target.generation()).slot, slot) << "it has let go of both";
+  RawConnection& used = slot == 0 ? first : second;  // both are empty
+  ASSERT_TRUE(used.Receive(request));
+  ASSERT_TRUE(used.Receive(payload.data(), other.size()));
+  EXPECT_EQ(request.length, other.size());
+  ASSERT_TRUE(used.Send(Reply{.id = request.id}));
+  EXPECT_TRUE(*results.Wait()[1]);
 }
 
 }  // namespace

@@ -93,7 +93,11 @@ void Peer::LetGo(Turn& turn, const PendingPtr& operation) {
 // Nothing of it is sent or received from here on, but for system calls that are under way.
 void Peer::Abandon(Turn& turn, const Pending& operation) {
   for (const auto& lane : lanes_) {
-    std::erase_if(lane->orphans, [&](const Chunk& chunk) { return chunk.operation.get() == &operation; });
+    std::erase_if(lane->orphans, [&](const Chunk& chunk) {
+      const bool its = chunk.operation.get() == &operation;
+      if (its && chunk.IsWrite()) AddStray(*lane);
+      return its;
+    });
     bool concerned = false;
     for (Chunk& chunk : lane->flight) {
       if (chunk.operation.get() != &operation) continue;
@@ -101,6 +105,7 @@ void Peer::Abandon(Turn& turn, const Pending& operation) {
       if (Lends(chunk) && chunk.header.id < lane->sent_id) {
         Fail(*lane, Status(ErrorCode::TRANSFER_CANCELED, "a write was given up before its end"), true);
       }
+      if (chunk.IsWrite()) AddStray(*lane);
       chunk.operation.reset();
       concerned = true;
     }
@@ -149,9 +154,36 @@ Peer::Chunk Peer::CutFrom(std::deque<PendingPtr>& queue) {
   return chunk;
 }
 
+// What is left of a write that was given up must not overtake what is submitted afterwards, so that goes over the same
+// connection, or waits until the target has let go of it.
 bool Peer::HasRoom(const Lane& lane) const {
-  return lane.Up() && lane.flight.size() < environment_->options.window_requests &&
+  return lane.Up() && lane.strays == strays_ && lane.flight.size() < environment_->options.window_requests &&
          lane.flight_bytes < environment_->options.window_bytes;
+}
+
+void Peer::AddStray(Lane& lane) {
+  ++lane.strays;
+  ++strays_;
+}
+
+void Peer::DropStray(Lane& lane) {
+  MC_CHECK(lane.strays > 0 && strays_ > 0, "lane {} has no strays", lane.slot);
+  --lane.strays;
+  --strays_;
+  resume_ = true;
+}
+
+void Peer::DropAllStrays(Lane& lane) {
+  strays_ -= std::exchange(lane.strays, 0);
+}
+
+// Lanes may have room again that had none because of strays.
+void Peer::Resume(Turn& turn) {
+  if (!std::exchange(resume_, false) || !HasWork()) return;
+  Assign(turn);
+  for (const auto& lane : lanes_) {
+    if (lane->Up() && !lane->sending && lane->HasUnsent()) WantWritable(*lane, true);
+  }
 }
 
 Peer::Lane* Peer::LeastLoaded() {
@@ -258,7 +290,7 @@ void Peer::Close() {
 bool Peer::RetireIfIdle() {
   Turn turn(*this);
   const bool idle = live_.empty() && std::ranges::all_of(lanes_, [](const auto& lane) {
-                      return lane->state == State::kDown && lane->orphans.empty();
+                      return lane->state == State::kDown && lane->orphans.empty() && lane->strays == 0;
                     });
   closed_ = closed_ || idle;
   return idle;

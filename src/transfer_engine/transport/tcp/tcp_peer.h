@@ -106,12 +106,14 @@ class Peer final : public std::enable_shared_from_this<Peer> {
     uint64_t sent_id = 0;    // of the first chunk that is not entirely sent
     size_t sent_bytes = 0;   // of that chunk
     uint64_t batch_end = 0;  // while `sending`: ids below may be in the kernel's hands
+    size_t strays = 0;       // writes nobody waits for that may still reach the target, also from the connection before
 
     std::array<std::byte, 8192> input;  // headers, and payload that came along with them
     size_t input_bytes = 0;
     uint64_t body_left = 0;  // payload of flight.front() still to come
 
     bool sending = false;
+    bool one_by_one = false;  // a system call with several chunks found memory that is not there
     bool receiving = false;
     std::optional<Status> failure;  // to be taken down as soon as neither of the two
     bool our_fault = false;         // we broke it off: nobody's loss
@@ -139,6 +141,10 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   bool HasWork() const { return HasLongWork() || !brief_.empty(); }
   Lane& Express() { return *lanes_.back(); }
   bool HasRoom(const Lane& lane) const;
+  void AddStray(Lane& lane);
+  void DropStray(Lane& lane);
+  void DropAllStrays(Lane& lane);
+  void Resume(Turn& turn);
   Lane* LeastLoaded();
   bool Crowded(const Lane* least_loaded) const;
   Lane* LaneForBrief();
@@ -164,6 +170,8 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   void OnLaneEvents(Lane& lane, uint32_t events);
   void Prune(Lane& lane);
   void Gather(Lane& lane, Batch& batch);
+  void EndUnreadable(Turn& turn, Lane& lane, const Batch& batch);
+  void EndUnwritable(Turn& turn, const PendingPtr& operation);
   void Account(Lane& lane, const Batch& batch, size_t sent);
   void Send(Turn& turn, Lane& lane, size_t limit);
   void WantWritable(Lane& lane, bool wanted);
@@ -187,6 +195,8 @@ class Peer final : public std::enable_shared_from_this<Peer> {
   std::deque<PendingPtr> large_;
   bool brief_is_next_ = false;
   bool large_is_next_ = false;
+  size_t strays_ = 0;    // of all lanes
+  bool resume_ = false;  // there are fewer of them, so that operations may have to be assigned
   std::vector<std::shared_ptr<Lane>> lanes_;
   std::span<const std::shared_ptr<Lane>> long_lanes_;  // all but the last, which is for brief operations only
 };

@@ -9,6 +9,7 @@
 #include <cstring>
 
 #include "common/check.h"
+#include "transfer_engine/transport/tcp/careful_copy.h"
 #include "transfer_engine/transport/tcp/page_pipe.h"
 
 namespace mooncake::tcp {
@@ -152,6 +153,10 @@ void Session::Receive() {
     message.msg_iovlen = count;
     const ssize_t got = recvmsg(socket_.fd(), &message, MSG_DONTWAIT);
     if (got < 0 && (errno == EAGAIN || errno == EINTR)) break;
+    if (got < 0 && errno == EFAULT && write_at_ != nullptr) {
+      GiveUpWrite();  // its region is registered, but not there; others of this peer go on
+      continue;
+    }
     if (got <= 0) return Close();
     const auto received = static_cast<size_t>(got);
     total += received;
@@ -225,8 +230,11 @@ void Session::BeginWrite(const Request& request) {
 void Session::TakePayloadFromInput(size_t& at) {
   const size_t here = std::min<size_t>(input_bytes_ - at, write_left_);
   if (here > 0 && write_at_ != nullptr) {
-    std::memcpy(write_at_, input_.data() + at, here);
-    write_at_ += here;
+    if (CarefulCopy(write_at_, input_.data() + at, here)) {
+      write_at_ += here;
+    } else {
+      GiveUpWrite();
+    }
   }
   at += here;
   write_left_ -= here;
