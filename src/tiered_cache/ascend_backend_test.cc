@@ -272,6 +272,7 @@ class Worker {
   void GetOne(uint32_t key, uint32_t what) {
     const auto view = what < 35 ? backend_.Get(Name(key)) : backend_.Get(Name(key), Tier(what));
     if (!view) return Expect(view.error().code(), {ErrorCode::OBJECT_NOT_FOUND, ErrorCode::TIER_NOT_FOUND});
+    if (what % 4 == 0) (void)EnsureSum(*view->handle, backend_.copier());
     const auto bytes = Read(backend_, view->handle);
     if (!bytes) return failures.push_back(bytes.error().ToString());
     Stamp stamp{};
@@ -330,6 +331,7 @@ void ManyThreadsMixEverything(Tiers tiers, uint32_t thread_count) {
   for (const TierView& view : tiers.backend->GetTierViews()) {
     demoted += view.demoted_out;
     dropped += view.dropped;
+    EXPECT_EQ(view.corrupt, 0u) << view.name << " took a sound block for a damaged one";
   }
   EXPECT_GT(demoted, 0u) << "nothing had to move: this run proved nothing";
   EXPECT_GT(dropped, 0u);

@@ -1,12 +1,15 @@
 // The index's record of one key, shared with the scheduler's queues.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "common/content_stamp.h"
+#include "tiered_cache/block_sum.h"
 #include "tiered_cache/cache_tier.h"
 #include "tiered_cache/room_signal.h"
 
@@ -26,6 +29,7 @@ struct AllocationEntry {
 
   const std::shared_ptr<CacheTier> tier;
   DataSource data;
+  mutable BlockSum sum;                    // of data, once it is written
   const std::shared_ptr<RoomSignal> room;  // told when the bytes are back
 };
 using AllocationHandle = std::shared_ptr<const AllocationEntry>;
@@ -43,11 +47,17 @@ struct MetadataEntry {
 
   const std::string key;
   uint64_t version = 0;                  // changes with the content; unique in this backend's life
+  ContentStamp stamp;                    // of the content, as its writer gave it
   std::vector<Replica> replicas;         // by tier_index; never empty while the entry is in the index
   std::atomic<uint64_t> last_access{0};  // logical time, any thread
   std::atomic<uint32_t> tier_mask{0};    // bit i: a replica on tier i; written under the shard's lock, read anywhere
   std::atomic<uint32_t> queued_mask{0};  // bit i: an item in the LRU queue of tier i, which alone writes the bit
 };
 using EntryPtr = std::shared_ptr<MetadataEntry>;
+
+// The replica on that tier, or the end.
+auto FindReplica(auto& replicas, size_t tier_index) {
+  return std::find_if(replicas.begin(), replicas.end(), [&](const auto& r) { return r.tier_index == tier_index; });
+}
 
 }  // namespace mooncake

@@ -24,20 +24,9 @@ bool IsFull(const Status& status) {
   return status.code() == ErrorCode::NO_AVAILABLE_HANDLE && status.vendor_code() == 0;
 }
 
-auto FindReplica(auto& replicas, size_t tier_index) {
-  return std::find_if(replicas.begin(), replicas.end(), [&](const auto& r) { return r.tier_index == tier_index; });
-}
-
 // The highest replica whose memory is still there.
 auto FindUsable(const auto& replicas) {
   return std::find_if(replicas.begin(), replicas.end(), [](const auto& r) { return !r.handle->tier->lost(); });
-}
-
-// Where the entry's replica on that tier stands, if the content is still `version`.
-std::optional<size_t> PositionOf(const MetadataEntry& entry, size_t tier_index, uint64_t version) {
-  const auto replica = FindReplica(entry.replicas, tier_index);
-  if (replica == entry.replicas.end() || entry.version != version) return std::nullopt;
-  return static_cast<size_t>(replica - entry.replicas.begin());
 }
 
 }  // namespace
@@ -76,10 +65,6 @@ TieredBackend::~TieredBackend() {
 Result<void> TieredBackend::CheckRunning() const {
   if (stopped_.load(std::memory_order_relaxed)) return Error(ErrorCode::SHUTTING_DOWN, "the store is closed");
   return {};
-}
-
-TieredBackend::Shard& TieredBackend::ShardOf(std::string_view key) const {
-  return shards_[std::hash<std::string_view>()(key) % shards_.size()];
 }
 
 Result<size_t> TieredBackend::IndexOf(Uuid tier) const {
@@ -163,33 +148,6 @@ Result<AllocationHandle> TieredBackend::Allocate(size_t size, std::optional<Uuid
                                 refusal.vendor_code));
 }
 
-// Of each candidate: what could leave and what is held by somebody now.
-std::string TieredBackend::UseText(const Candidates& candidates) const {
-  struct Use {
-    size_t evictable = 0, held = 0;
-  };
-  std::vector<Use> uses(slots_.size());
-  for (const Shard& shard : shards_) {
-    std::shared_lock lock(shard.mutex);
-    for (const auto& [key, entry] : shard.entries) {
-      for (const auto& replica : entry->replicas) {
-        Use& use = uses[replica.tier_index];
-        (replica.handle.use_count() == 1 ? use.evictable : use.held) += replica.handle->data.size();
-      }
-    }
-  }
-  std::string text;
-  for (size_t i = 0; i < slots_.size(); ++i) {
-    if (candidates.strict && candidates.preferred && candidates.preferred != i) continue;
-    const CacheTier& tier = TierAt(i);
-    const size_t used = std::min(tier.usage(), tier.info().capacity);
-    text += fmt::format("{}{}: {} B free, {} B could be evicted, {} B are being read, {} B in all are used",
-                        text.empty() ? "" : "; ", tier.info().name, tier.info().capacity - used, uses[i].evictable,
-                        uses[i].held, used);
-  }
-  return text;
-}
-
 Result<void> TieredBackend::Write(const DataSource& source, const AllocationHandle& handle) const {
   MC_TRY(CheckRunning());
   if (handle == nullptr) return Error(ErrorCode::INVALID_PARAMS, "write to a null handle");
@@ -218,9 +176,16 @@ void TieredBackend::TakeReplica(MetadataEntry& entry, size_t position, Released&
   slots_[tier_index]->keys.fetch_sub(1, std::memory_order_relaxed);
 }
 
+void TieredBackend::TakeReplicas(MetadataEntry& entry, Released& released) {
+  while (!entry.replicas.empty()) TakeReplica(entry, entry.replicas.size() - 1, released);
+}
+
 Result<uint64_t> TieredBackend::Commit(std::string_view key, AllocationHandle handle, CommitOptions options) {
   MC_TRY(CheckRunning());
   if (handle == nullptr) return Error(ErrorCode::INVALID_PARAMS, "commit of a null handle");
+  if (options.replace_if_newer && options.stamp.none()) {
+    return Error(ErrorCode::INVALID_PARAMS, "commit of what is newer without a stamp");
+  }
   const size_t tier_index = IndexOf(*handle->tier);
   Released released;
   EntryPtr entry;
@@ -237,13 +202,17 @@ Result<uint64_t> TieredBackend::Commit(std::string_view key, AllocationHandle ha
       Touch(*entry);
       return std::unexpected(Status(ErrorCode::OBJECT_ALREADY_EXISTS, {}));
     }
+    if (entry != nullptr && options.replace_if_newer && entry->stamp >= options.stamp) {
+      return Error(ErrorCode::CAS_FAILED, "key '{}' has a content that is as new", key);
+    }
     if (entry == nullptr) {
       entry = std::make_shared<MetadataEntry>(std::string(key));
       shard.entries.emplace(entry->key, entry);
     }
     if (!options.expected_version) {
-      while (!entry->replicas.empty()) TakeReplica(*entry, entry->replicas.size() - 1, released);
+      TakeReplicas(*entry, released);
       entry->version = next_version_.fetch_add(1);
+      entry->stamp = options.stamp;
     }
     PlaceReplica(*entry, tier_index, std::move(handle), released);
     Touch(*entry);
@@ -251,7 +220,7 @@ Result<uint64_t> TieredBackend::Commit(std::string_view key, AllocationHandle ha
   }
   scheduler_->OnPlaced(tier_index, entry);
   room_->Notify();  // a block that was being written may leave from now on
-  Changed(key);
+  if (!options.quiet) Changed(key);
   return version;
 }
 
@@ -277,7 +246,7 @@ Result<ObjectView> TieredBackend::Get(std::string_view key, std::optional<Uuid> 
     Touch(entry);
     slots_[replica->tier_index]->hits.fetch_add(1, std::memory_order_relaxed);
   }
-  return ObjectView{replica->handle, entry.version};
+  return ObjectView{replica->handle, entry.version, entry.stamp};
 }
 
 Result<void> TieredBackend::Delete(std::string_view key, std::optional<Uuid> tier) {
@@ -298,7 +267,7 @@ Result<void> TieredBackend::Delete(std::string_view key, std::optional<Uuid> tie
         return Error(ErrorCode::TIER_NOT_FOUND, "key '{}' has no replica there", key);
       TakeReplica(*entry, static_cast<size_t>(replica - entry->replicas.begin()), released);
     } else {
-      while (!entry->replicas.empty()) TakeReplica(*entry, entry->replicas.size() - 1, released);
+      TakeReplicas(*entry, released);
     }
     if (entry->replicas.empty()) shard.entries.erase(found);
   }
@@ -307,21 +276,31 @@ Result<void> TieredBackend::Delete(std::string_view key, std::optional<Uuid> tie
   return {};
 }
 
-Result<void> TieredBackend::CopyData(std::string_view key, const DataSource& source, Uuid dest_tier,
-                                     uint64_t expected_version) {
-  const AllocationHandle target = MC_TRY(Allocate(source.size(), dest_tier, /*strict=*/true));
-  MC_TRY(Write(source, target));
-  MC_TRY(Commit(key, target, {.expected_version = expected_version}));
+Result<void> TieredBackend::DeleteOlder(std::string_view key, const ContentStamp& stamp) {
+  MC_TRY(CheckRunning());
+  Released released;
+  EntryPtr entry;  // the key may be a view of its own
+  {
+    Shard& shard = ShardOf(key);
+    std::unique_lock lock(shard.mutex);
+    const auto found = shard.entries.find(key);
+    if (found == shard.entries.end()) return NotFound();
+    entry = found->second;
+    if (entry->stamp >= stamp) return Error(ErrorCode::CAS_FAILED, "key '{}' has a content that is as new", key);
+    TakeReplicas(*entry, released);
+    shard.entries.erase(found);
+  }
+  released.clear();
+  Changed(key);
   return {};
 }
 
-Result<void> TieredBackend::Transfer(std::string_view key, Uuid source_tier, Uuid dest_tier) {
-  const ObjectView source = MC_TRY(Get(key, source_tier, /*record_access=*/false));
-  const size_t dest = MC_TRY(IndexOf(dest_tier));
-  const AllocationHandle target = MC_TRY(AllocateOn(dest, source.handle->data.size()));
-  MC_TRY(Write(source.handle->data, target));
-  MC_TRY(Commit(key, target, {.expected_version = source.version}));
-  return {};
+size_t TieredBackend::DeleteMatching(const std::function<bool(const std::string& key)>& matches) {
+  size_t deleted = 0;
+  ForEachKey([&](const std::string& key) {
+    if (matches(key) && Delete(key)) ++deleted;
+  });
+  return deleted;
 }
 
 bool TieredBackend::Exist(std::string_view key, std::optional<Uuid> tier) const {
@@ -398,7 +377,7 @@ size_t TieredBackend::RemoveAll() {
       std::unique_lock lock(shard.mutex);
       entries.swap(shard.entries);
       for (auto& [key, entry] : entries) {
-        while (!entry->replicas.empty()) TakeReplica(*entry, entry->replicas.size() - 1, released);
+        TakeReplicas(*entry, released);
       }
     }
     released.clear();
@@ -406,111 +385,6 @@ size_t TieredBackend::RemoveAll() {
     for (const auto& [key, entry] : entries) Changed(key);
   }
   return removed;
-}
-
-// --- for schedulers ---
-
-Result<ObjectView> TieredBackend::View(const EntryPtr& entry, size_t tier_index) const {
-  Shard& shard = ShardOf(entry->key);
-  std::shared_lock lock(shard.mutex);
-  const auto replica = FindReplica(entry->replicas, tier_index);  // an entry out of the index has no replicas
-  if (replica == entry->replicas.end()) return NotFound();
-  return ObjectView{replica->handle, entry->version};
-}
-
-bool TieredBackend::MoveReplica(const EntryPtr& entry, size_t from, AllocationHandle to, uint64_t version) {
-  const size_t to_index = IndexOf(*to->tier);
-  Released released;
-  {
-    std::unique_lock lock(ShardOf(entry->key).mutex);
-    const auto position = PositionOf(*entry, from, version);
-    if (!position) return false;
-    TakeReplica(*entry, *position, released);
-    PlaceReplica(*entry, to_index, std::move(to), released);
-  }
-  slots_[from]->demoted_out.fetch_add(1, std::memory_order_relaxed);
-  scheduler_->OnPlaced(to_index, entry);
-  Changed(entry->key);
-  return true;
-}
-
-bool TieredBackend::DropReplica(const EntryPtr& entry, size_t from, uint64_t version) {
-  Released released;
-  {
-    Shard& shard = ShardOf(entry->key);
-    std::unique_lock lock(shard.mutex);
-    const auto position = PositionOf(*entry, from, version);
-    if (!position) return false;
-    TakeReplica(*entry, *position, released);
-    if (entry->replicas.empty()) shard.entries.erase(entry->key);
-  }
-  slots_[from]->dropped.fetch_add(1, std::memory_order_relaxed);
-  Changed(entry->key);
-  return true;
-}
-
-// --- reports ---
-
-std::vector<TierView> TieredBackend::GetTierViews() const {
-  std::vector<TierView> views;
-  for (const auto& slot : slots_) {
-    const CacheTier::Info& info = slot->tier->info();
-    TierView view{.id = info.id,
-                  .name = info.name,
-                  .type = info.type,
-                  .capacity = info.capacity,
-                  .usage = slot->tier->usage(),
-                  .priority = info.priority,
-                  .tags = info.tags};
-    view.largest_hole = slot->tier->largest_hole();
-    view.device_refusals = slot->tier->device_refusals();
-    view.lost = slot->tier->lost();
-    view.free_space = view.capacity - std::min(view.usage, view.capacity);
-    view.keys = slot->keys.load();
-    view.hits = slot->hits.load();
-    view.demoted_out = slot->demoted_out.load();
-    view.dropped = slot->dropped.load();
-    views.push_back(std::move(view));
-  }
-  return views;
-}
-
-std::vector<Uuid> TieredBackend::GetReplicaTierIds(std::string_view key) const {
-  std::vector<Uuid> ids;
-  Shard& shard = ShardOf(key);
-  std::shared_lock lock(shard.mutex);
-  if (const auto found = shard.entries.find(key); found != shard.entries.end()) {
-    for (const auto& replica : found->second->replicas) ids.push_back(TierAt(replica.tier_index).info().id);
-  }
-  return ids;
-}
-
-std::optional<Uuid> TieredBackend::GetDramTierId() const {
-  for (const auto& slot : slots_) {
-    if (slot->tier->info().type == MemoryType::DRAM) return slot->tier->info().id;
-  }
-  return std::nullopt;
-}
-
-size_t TieredBackend::KeyCount() const {
-  size_t count = 0;
-  for (const Shard& shard : shards_) {
-    std::shared_lock lock(shard.mutex);
-    count += shard.entries.size();
-  }
-  return count;
-}
-
-void TieredBackend::ForEachKey(const std::function<void(const std::string& key)>& visit) const {
-  for (const Shard& shard : shards_) {
-    std::vector<EntryPtr> entries;
-    {
-      std::shared_lock lock(shard.mutex);
-      entries.reserve(shard.entries.size());
-      for (const auto& [key, entry] : shard.entries) entries.push_back(entry);
-    }
-    for (const auto& entry : entries) visit(entry->key);
-  }
 }
 
 }  // namespace mooncake

@@ -37,6 +37,7 @@ struct TierView {
   uint64_t hits = 0;             // handles given out by Get
   uint64_t demoted_out = 0;      // blocks that left for a lower tier
   uint64_t dropped = 0;          // blocks evicted for good
+  uint64_t corrupt = 0;          // blocks dropped because their bytes were not what had been written
   uint64_t device_refusals = 0;  // blocks the device refused although the tier had room
   bool lost = false;             // the memory is gone for good
 };
@@ -45,6 +46,14 @@ struct TierView {
 struct ObjectView {
   AllocationHandle handle;
   uint64_t version = 0;
+  ContentStamp stamp;
+};
+
+// What ListKeys says of a key.
+struct KeyInfo {
+  std::string key;
+  ContentStamp stamp;
+  uint64_t size = 0;
 };
 
 struct CommitOptions {
@@ -52,6 +61,12 @@ struct CommitOptions {
   std::optional<uint64_t> expected_version;
   // Refuse with OBJECT_ALREADY_EXISTS when the key is there (and count that as an access).
   bool only_if_absent = false;
+  // Identity of this content. Without meaning for another replica of what is there (expected_version).
+  ContentStamp stamp = {};
+  // Refuse with CAS_FAILED when the key is there with a stamp that ranks as high or higher. Needs a stamp.
+  bool replace_if_newer = false;
+  // The listener is not told: it has heard of this state already.
+  bool quiet = false;
 };
 
 // Life of a block: Allocate -> Write -> Commit; a handle dropped before Commit gives its memory back. Copies, device
@@ -81,17 +96,26 @@ class TieredBackend {
                                     std::optional<Deadline> wait_until = std::nullopt);
   // Copies source into the handle's block.
   Result<void> Write(const DataSource& source, const AllocationHandle& handle) const;
-  // Makes the block the key's content and returns the version. Without expected_version it replaces whatever the key
-  // had, on every tier.
+  // Makes the block the key's content and returns the version. Unless the options say otherwise it replaces whatever
+  // the key had, on every tier.
   Result<uint64_t> Commit(std::string_view key, AllocationHandle handle, CommitOptions options = {});
   // The highest replica whose memory is not lost, or the one on `tier`. OBJECT_NOT_FOUND; TIER_NOT_FOUND when the key
   // has no replica there.
   Result<ObjectView> Get(std::string_view key, std::optional<Uuid> tier = std::nullopt, bool record_access = true);
   // Forgets the key, or its replica on one tier.
   Result<void> Delete(std::string_view key, std::optional<Uuid> tier = std::nullopt);
+  // Forgets the key if its content ranks below `stamp`; CAS_FAILED, and it stays, when it does not.
+  Result<void> DeleteOlder(std::string_view key, const ContentStamp& stamp);
+  // Forgets the keys that `matches` accepts; how many. Sees every key that is there during all of the call, and is
+  // called without locks.
+  size_t DeleteMatching(const std::function<bool(const std::string& key)>& matches);
+  // For whoever read this block of the key and found other bytes than were written: forgets that replica and counts it.
+  // False when the key no longer has it.
+  bool DropCorrupt(std::string_view key, const AllocationHandle& block);
   // Allocates on dest_tier, copies, commits under expected_version.
   Result<void> CopyData(std::string_view key, const DataSource& source, Uuid dest_tier, uint64_t expected_version);
-  // Copies a replica to another tier; the source stays. CAS_FAILED when the key changed meanwhile.
+  // Copies a replica to another tier; the source stays. CAS_FAILED when the key changed meanwhile; OBJECT_NOT_FOUND
+  // also when the replica turned out not to be what was written (it is dropped then).
   Result<void> Transfer(std::string_view key, Uuid source_tier, Uuid dest_tier);
   bool Exist(std::string_view key, std::optional<Uuid> tier = std::nullopt) const;
   // Counts as a use of the key without handing out its bytes; false when it is not there.
@@ -112,6 +136,9 @@ class TieredBackend {
   size_t KeyCount() const;
   // Calls visit(key) for a snapshot taken shard by shard.
   void ForEachKey(const std::function<void(const std::string& key)>& visit) const;
+  // At most `limit` of the keys that follow `after` (not empty; "" = from the start) in an order of the backend's own;
+  // fewer: there are no more. A key that is there during all of a walk is listed once. Keys are not empty.
+  std::vector<KeyInfo> ListKeys(std::string_view after, size_t limit) const;
   const DataCopier& copier() const { return copier_; }
 
   // From here on every call that reads or writes answers SHUTTING_DOWN. Idempotent.
@@ -135,6 +162,7 @@ class TieredBackend {
     std::atomic<uint64_t> hits{0};
     std::atomic<uint64_t> demoted_out{0};
     std::atomic<uint64_t> dropped{0};
+    std::atomic<uint64_t> corrupt{0};
     std::atomic<bool> lost{false};  // noticed and reported
   };
   struct Shard {
@@ -156,18 +184,21 @@ class TieredBackend {
   };
 
   TieredBackend(std::vector<std::shared_ptr<CacheTier>> tiers, DataCopier copier, Options options);
-  Shard& ShardOf(std::string_view key) const;
+  size_t ShardIndexOf(std::string_view key) const { return std::hash<std::string_view>()(key) % shards_.size(); }
+  Shard& ShardOf(std::string_view key) const { return shards_[ShardIndexOf(key)]; }
   Result<size_t> IndexOf(Uuid tier) const;
   size_t IndexOf(const CacheTier& tier) const;
   Result<AllocationHandle> AllocateEvicting(size_t tier_index, size_t size);
   AllocationHandle TryCandidates(const Candidates& candidates, size_t size, Refusal& refusal);
   size_t ForgetTier(size_t tier_index);
   std::string UseText(const Candidates& candidates) const;
+  static void AppendKeys(const Shard& shard, std::string_view after, size_t limit, std::vector<KeyInfo>& page);
   Result<void> CheckRunning() const;
   void Touch(MetadataEntry& entry) const { entry.last_access.store(tick_.fetch_add(1) + 1, std::memory_order_relaxed); }
-  // Both under the shard's lock.
+  // Under the shard's lock.
   void PlaceReplica(MetadataEntry& entry, size_t tier_index, AllocationHandle handle, Released& released);
   void TakeReplica(MetadataEntry& entry, size_t position, Released& released);
+  void TakeReplicas(MetadataEntry& entry, Released& released);
   void Changed(std::string_view key) const {
     if (on_change_) on_change_(key);
   }

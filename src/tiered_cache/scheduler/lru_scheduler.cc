@@ -47,21 +47,24 @@ std::optional<size_t> LruScheduler::Evict(size_t tier_index, const EntryPtr& ent
   if (!view) return 0;
   // Ours and the index's: anybody else's means that its space would not return now.
   if (view->handle.use_count() > 2) return std::nullopt;
-  const AllocationHandle below = CopyBelow(tier_index, entry, view->handle->data);
-  const bool left = below != nullptr ? backend_.MoveReplica(entry, tier_index, below, view->version)
-                                     : backend_.DropReplica(entry, tier_index, view->version);
+  const auto below = CopyBelow(tier_index, entry, *view->handle);
+  const bool left = !below              ? backend_.DropCorrupt(entry->key, view->handle)
+                    : *below != nullptr ? backend_.MoveReplica(entry, tier_index, *below, view->version)
+                                        : backend_.DropReplica(entry, tier_index, view->version);
   return left ? view->handle->data.size() : 0;
 }
 
-AllocationHandle LruScheduler::CopyBelow(size_t tier_index, const EntryPtr& entry, const DataSource& data) {
+std::optional<AllocationHandle> LruScheduler::CopyBelow(size_t tier_index, const EntryPtr& entry,
+                                                        const AllocationEntry& block) {
   for (size_t below = tier_index + 1; below < queues_.size(); ++below) {
     if (const auto copy_there = backend_.View(entry, below)) return copy_there->handle;
   }
   const uint64_t stamp = entry->last_access.load(std::memory_order_relaxed);
   for (size_t below = tier_index + 1; below < queues_.size(); ++below) {
-    AllocationHandle target = RoomOn(below, data.size(), stamp);
+    AllocationHandle target = RoomOn(below, block.data.size(), stamp);
     if (target == nullptr) continue;
-    const auto copied = backend_.copier().Copy(data, target->data);
+    const auto copied = CopyBlock(block, *target, backend_.copier());
+    if (copied && !*copied) return std::nullopt;
     if (copied) return target;
     // Ever more rarely: where one copy fails, those of all that follow may.
     const uint64_t failures = failed_moves_.fetch_add(1, std::memory_order_relaxed) + 1;

@@ -25,9 +25,9 @@ class LruScheduler final : public Scheduler {
   // Makes `entry` leave the tier. The bytes that this gave up, 0 when it left by other means meanwhile; nullopt when
   // somebody uses it.
   std::optional<size_t> Evict(size_t tier_index, const EntryPtr& entry);
-  // The same bytes on a lower tier: the entry's replica there, or a copy on the next one that makes room. Null when it
-  // has to be dropped.
-  AllocationHandle CopyBelow(size_t tier_index, const EntryPtr& entry, const DataSource& data);
+  // The same bytes on a lower tier: the entry's replica there, or a copy on the next one that makes room. Null when no
+  // tier took it; nullopt when the block is not what was written, so that it must not go anywhere.
+  std::optional<AllocationHandle> CopyBelow(size_t tier_index, const EntryPtr& entry, const AllocationEntry& block);
   // A block of `size`, pushing out what was used before `stamp`; null when that does not make room.
   AllocationHandle RoomOn(size_t tier_index, size_t size, uint64_t stamp);
   // As Evict, for the oldest entry; nullopt also when it was used at `before_stamp` or later.
