@@ -109,6 +109,15 @@ std::vector<uint32_t> ClientRegistry::TakeExpired() {
   return expired;
 }
 
+std::vector<uint32_t> ClientRegistry::TakeAll() {
+  std::lock_guard lock(mutex_);
+  std::vector<uint32_t> numbers;
+  for (const auto& [number, id] : by_number_) numbers.push_back(number);
+  clients_.clear();
+  by_number_.clear();
+  return numbers;
+}
+
 double ClientRegistry::Fill(const Client& client, uint64_t size) {
   const double used = static_cast<double>(client.usage + client.routed_since_report + size);
   return std::min(1.0, used / static_cast<double>(client.capacity));

@@ -50,6 +50,9 @@ class ClientRegistry {
   // Removes and returns the numbers of clients silent for crashed_ttl.
   std::vector<uint32_t> TakeExpired();
 
+  // Forgets everybody; the numbers they had.
+  std::vector<uint32_t> TakeAll();
+
   struct Picks {
     std::vector<protocol::ClientAddress> clients;
     std::vector<int32_t> targets;  // per size: position in `clients`, or protocol::kTargetNone

@@ -10,16 +10,17 @@
 #include "rpc/io_pool.h"
 
 namespace mooncake {
-namespace {
-
-// A handler that answers from a message with a message, counted under the method's name.
+// A handler that answers from a message with a message, counted under the method's name. A master that has lost the
+// lead while it worked on the answer keeps it to itself: another may have answered otherwise already.
 template <typename Request, typename Handler>
-void Serve(rpc::RpcServer& server, MetricRegistry& metrics, uint16_t method, const char* name, Handler handler) {
-  Counter& requests = metrics.GetCounter(fmt::format("master_{}_requests_total", name), "requests received");
-  Counter& failures = metrics.GetCounter(fmt::format("master_{}_failures_total", name), "requests refused");
-  server.Handle<Request>(method, [handler, &requests, &failures](rpc::ServerCall call, Request request) {
+void MasterService::Serve(uint16_t method, const char* name, Handler handler) {
+  Counter& requests = metrics_.GetCounter(fmt::format("master_{}_requests_total", name), "requests received");
+  Counter& failures = metrics_.GetCounter(fmt::format("master_{}_failures_total", name), "requests refused");
+  server_->Handle<Request>(method, [this, handler, &requests, &failures](rpc::ServerCall call, Request request) {
     requests.Add();
-    auto reply = handler(request);
+    const auto term = Term();
+    auto reply = term ? handler(request) : std::unexpected(NotLeading());
+    if (reply && Term() != term) reply = std::unexpected(NotLeading());
     if (reply) {
       std::move(call).Reply(rpc::Encode(*reply));
     } else {
@@ -29,7 +30,11 @@ void Serve(rpc::RpcServer& server, MetricRegistry& metrics, uint16_t method, con
   });
 }
 
-}  // namespace
+Status MasterService::NotLeading() const {
+  const std::string leader = LeaderEndpoint();
+  return Status(ErrorCode::UNAVAILABLE_IN_CURRENT_STATUS,
+                fmt::format("this master is a standby; the leader is {}", leader.empty() ? "not known" : leader));
+}
 
 Result<std::unique_ptr<MasterService>> MasterService::Open(MasterOptions options, const Clock& clock) {
   if (options.client_crashed_ttl < options.client_ttl) {
@@ -38,6 +43,7 @@ Result<std::unique_ptr<MasterService>> MasterService::Open(MasterOptions options
   std::unique_ptr<MasterService> master(new MasterService(options, clock));
   rpc::Identity self{.role = protocol::kRoleMaster, .node = Uuid::Random(), .software_version = kSoftwareVersion};
   master->server_ = MC_TRY(rpc::RpcServer::Listen(*master->io_, {.listen = options.listen, .self = std::move(self)}));
+  if (!master->options_.election.etcd.empty()) master->OpenElection(clock);
   master->RegisterHandlers();
   master->server_->Start();
   master->sweeper_ = std::thread([raw = master.get()] { raw->SweepLoop(); });
@@ -61,21 +67,35 @@ MasterService::~MasterService() {
   if (server_) server_->Stop();
 }
 
+void MasterService::OpenElection(const Clock& clock) {
+  Leader::Options options{.etcd = options_.election.etcd,
+                          .cluster_id = options_.election.cluster_id,
+                          .advertised = Endpoint{options_.election.advertised_host, port()}.ToString(),
+                          .lease = options_.election.lease};
+  // What is left of an earlier term may be long out of date.
+  const auto forget = [this] {
+    for (const uint32_t number : registry_.TakeAll()) index_.RemoveClient(number);
+  };
+  leader_ = Leader::Open(std::move(options), forget, clock);
+}
+
+std::string MasterService::LeaderEndpoint() const {
+  if (leader_) return leader_->view().leader;
+  return Endpoint{options_.listen.host, port()}.ToString();
+}
+
 void MasterService::RegisterHandlers() {
   using namespace protocol;
-  Serve<RegisterRequest>(*server_, metrics_, kRegister, "register_client", [this](auto& r) { return Register(r); });
-  Serve<UnregisterRequest>(*server_, metrics_, kUnregister, "unregister_client",
-                           [this](auto& request) -> Result<RegisterReply> {
-                             if (const auto number = registry_.Unregister(request.client_id)) ForgetClient(*number);
-                             return RegisterReply{};
-                           });
-  Serve<HeartbeatRequest>(*server_, metrics_, kHeartbeat, "heartbeat", [this](auto& r) { return Heartbeat(r); });
-  Serve<AnnounceRequest>(*server_, metrics_, kAnnounce, "add_replica", [this](auto& r) { return Announce(r); });
-  Serve<LookupRequest>(*server_, metrics_, kLookup, "get_replica_list", [this](auto& r) { return Lookup(r); });
-  Serve<WriteRouteRequest>(*server_, metrics_, kWriteRoute, "get_write_route",
-                           [this](auto& r) { return WriteRoute(r); });
-  Serve<ListClientsRequest>(*server_, metrics_, kListClients, "list_clients",
-                            [this](auto& r) { return ListClients(r); });
+  Serve<RegisterRequest>(kRegister, "register_client", [this](auto& r) { return Register(r); });
+  Serve<UnregisterRequest>(kUnregister, "unregister_client", [this](auto& request) -> Result<RegisterReply> {
+    if (const auto number = registry_.Unregister(request.client_id)) ForgetClient(*number);
+    return RegisterReply{};
+  });
+  Serve<HeartbeatRequest>(kHeartbeat, "heartbeat", [this](auto& r) { return Heartbeat(r); });
+  Serve<AnnounceRequest>(kAnnounce, "add_replica", [this](auto& r) { return Announce(r); });
+  Serve<LookupRequest>(kLookup, "get_replica_list", [this](auto& r) { return Lookup(r); });
+  Serve<WriteRouteRequest>(kWriteRoute, "get_write_route", [this](auto& r) { return WriteRoute(r); });
+  Serve<ListClientsRequest>(kListClients, "list_clients", [this](auto& r) { return ListClients(r); });
 }
 
 Result<protocol::RegisterReply> MasterService::Register(const protocol::RegisterRequest& request) {
@@ -230,6 +250,7 @@ std::string MasterService::MetricsText() {
       used += tier.usage;
     }
   }
+  metrics_.GetGauge("ha_election_is_leader", "1: this master answers").Set(leading() ? 1 : 0);
   metrics_.GetGauge("master_active_clients", "clients heard from within client_ttl").Set(static_cast<double>(active));
   metrics_.GetGauge("master_total_capacity_bytes", "capacity of all tiers").Set(static_cast<double>(capacity));
   metrics_.GetGauge("master_allocated_bytes", "bytes used in all tiers").Set(static_cast<double>(used));

@@ -10,9 +10,18 @@
 #include "common/metrics.h"
 #include "master/client_registry.h"
 #include "master/key_index.h"
+#include "master/leader.h"
 #include "rpc/rpc_server.h"
 
 namespace mooncake {
+
+// One of several masters, of which etcd chooses the one that answers.
+struct ElectionOptions {
+  std::vector<Endpoint> etcd;  // empty: a master by itself
+  std::string cluster_id;
+  std::string advertised_host;  // where clients reach this master
+  std::chrono::seconds lease{5};
+};
 
 struct MasterOptions {
   Endpoint listen{"0.0.0.0", 50051};
@@ -21,9 +30,11 @@ struct MasterOptions {
   Duration client_crashed_ttl = std::chrono::seconds(30);
   Duration sweep_interval = std::chrono::milliseconds(250);
   size_t max_client_per_key = 1;  // owners per key, 0 = no limit
+  ElectionOptions election;
 };
 
-// Any thread. Handlers touch memory only and run on the RPC threads.
+// Any thread. Handlers touch memory only and run on the RPC threads. A standby refuses every call with
+// UNAVAILABLE_IN_CURRENT_STATUS and knows nothing; a new leader starts empty, for clients to tell it everything.
 class MasterService {
  public:
   // Binds the port; a taken one is an error that names it.
@@ -34,6 +45,10 @@ class MasterService {
   uint16_t port() const { return server_->port(); }
   size_t KeyCount() const { return index_.KeyCount(); }
   std::vector<ClientRegistry::Entry> Clients() const { return registry_.List(); }
+  // True for a master by itself.
+  bool leading() const { return Term().has_value(); }
+  // Endpoint of the leader: itself for a master by itself, empty when none is known.
+  std::string LeaderEndpoint() const;
   // Prometheus text, gauges brought up to date.
   std::string MetricsText();
   // Expires silent clients now (the sweeper thread does it each sweep_interval).
@@ -41,6 +56,12 @@ class MasterService {
 
  private:
   MasterService(MasterOptions options, const Clock& clock);
+  void OpenElection(const Clock& clock);
+  // nullopt while it must not answer; 0 for a master by itself.
+  std::optional<uint64_t> Term() const { return leader_ ? leader_->Term() : std::optional<uint64_t>(0); }
+  Status NotLeading() const;
+  template <typename Request, typename Handler>
+  void Serve(uint16_t method, const char* name, Handler handler);
   void RegisterHandlers();
   Result<protocol::RegisterReply> Register(const protocol::RegisterRequest& request);
   Result<protocol::HeartbeatReply> Heartbeat(const protocol::HeartbeatRequest& request);
@@ -57,6 +78,7 @@ class MasterService {
   KeyIndex index_;
   std::unique_ptr<rpc::IoPool> io_;
   std::unique_ptr<rpc::RpcServer> server_;
+  std::unique_ptr<Leader> leader_;  // null for a master by itself
 
   std::mutex sweep_mutex_;
   std::condition_variable sweep_wake_;

@@ -41,7 +41,7 @@ def test_client_refuses_a_value_before_anything_starts(start, flag):
     assert flag.partition("=")[0] in line
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:0", "http://127.0.0.1:50051", "etcd://127.0.0.1:2379"])
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "http://127.0.0.1:50051", "redis://127.0.0.1:6379"])
 def test_client_refuses_a_master_address_that_cannot_be_one(start, address):
     assert address in refusal(start("mooncake_client", *client_flags(f"--master_server_address={address}")))
 
