@@ -15,6 +15,9 @@ enum Method : uint16_t {
   kLookup,
   kWriteRoute,
   kListClients,
+  kReportPeer,
+  kRemoveKeys,
+  kRemoveFloor,
   // answered by a client, for its peers
   kPeerGet = 100,
   kPeerPut,
@@ -25,6 +28,11 @@ enum Method : uint16_t {
   kPeerRemove,
   kPeerRemoveAll,
   kPeerExist,
+  kPeerCloseWindows,
+  kPeerInvalidate,
+  kPeerRemoveByRegex,
+  kPeerListKeys,
+  kPeerProbe,
   // bytes of a window
   kWindowRead = 200,
   kWindowWrite,

@@ -10,7 +10,9 @@ namespace mooncake::protocol {
 
 struct GetRequest {
   std::vector<std::string> keys;
-  MSGPACK_DEFINE_MAP(keys);
+  bool windows = false;       // open a window for each object that is not sent
+  uint64_t inline_limit = 0;  // bytes of an object up to which it is sent; 0: as the owner thinks right
+  MSGPACK_DEFINE_MAP(keys, windows, inline_limit);
 };
 // One object of a reply. Values that were sent follow each other in the payload, in key order.
 struct ObjectState {
@@ -19,7 +21,13 @@ struct ObjectState {
   uint64_t version = 0;
   int32_t type = 3;   // MemoryType it was read from
   bool sent = false;  // false with code 0: too large for a reply, open a window
-  MSGPACK_DEFINE_MAP(code, size, version, type, sent);
+  ContentStamp stamp;
+  uint64_t sum = 0;      // SumOf the bytes
+  bool has_sum = false;  // false: the owner made none
+  uint64_t window = 0;   // 0: none was opened
+  uint64_t address = 0;  // both as in OpenReply
+  uint64_t key = 0;
+  MSGPACK_DEFINE_MAP(code, size, version, type, sent, stamp, sum, has_sum, window, address, key);
 };
 struct GetReply {
   std::vector<ObjectState> objects;
@@ -31,7 +39,11 @@ struct GetReply {
 struct PutRequest {
   std::vector<std::string> keys;
   std::vector<uint64_t> sizes;
-  MSGPACK_DEFINE_MAP(keys, sizes);
+  std::vector<ContentStamp> stamps;  // per key; empty: the owner makes them
+  std::vector<uint64_t> sums;        // SumOf each value; empty: not made
+  uint32_t wanted = 1;               // owners the writer asks for, for the owner's announcement
+  bool replace = false;              // an upsert: replaces what ranks lower, where a put finds the key present
+  MSGPACK_DEFINE_MAP(keys, sizes, stamps, sums, wanted, replace);
 };
 struct CodesReply {
   std::vector<int32_t> codes;  // per key
@@ -47,7 +59,10 @@ struct OpenReadRequest {
 struct OpenWriteRequest {
   std::string key;
   uint64_t size = 0;
-  MSGPACK_DEFINE_MAP(key, size);
+  ContentStamp stamp;  // none: the owner makes it; the two others as in PutRequest
+  uint32_t wanted = 1;
+  bool replace = false;
+  MSGPACK_DEFINE_MAP(key, size, stamp, wanted, replace);
 };
 struct OpenReply {
   uint64_t window = 0;  // 0: nothing to write, the key is there already
@@ -60,7 +75,18 @@ struct OpenReply {
 };
 struct WindowRequest {
   uint64_t window = 0;
-  MSGPACK_DEFINE_MAP(window);
+  uint64_t sum = 0;  // with the commit of a write: SumOf what was written
+  bool has_sum = false;
+  MSGPACK_DEFINE_MAP(window, sum, has_sum);
+};
+// Ends reads. What was read through a window counts only if the owner still held it then.
+struct CloseWindowsRequest {
+  std::vector<uint64_t> windows;
+  MSGPACK_DEFINE_MAP(windows);
+};
+struct CloseWindowsReply {
+  std::vector<bool> held;  // per window
+  MSGPACK_DEFINE_MAP(held);
 };
 // Read: the reply's payload is the range. Write: the request's payload is.
 struct WindowRangeRequest {
@@ -68,6 +94,29 @@ struct WindowRangeRequest {
   uint64_t offset = 0;
   uint64_t size = 0;
   MSGPACK_DEFINE_MAP(window, offset, size);
+};
+
+// Contents that rank below these go; answered with a code per key.
+struct InvalidateRequest {
+  std::vector<std::string> keys;
+  std::vector<ContentStamp> stamps;  // per key
+  MSGPACK_DEFINE_MAP(keys, stamps);
+};
+struct RemoveByRegexRequest {
+  std::string pattern;  // found anywhere in the key
+  MSGPACK_DEFINE_MAP(pattern);
+};
+// A page of the owner's keys, in an order of its own.
+struct ListKeysRequest {
+  std::string after;  // the last key of the page before; empty: from the start
+  uint32_t limit = 1000;
+  MSGPACK_DEFINE_MAP(after, limit);
+};
+struct ListKeysReply {
+  std::vector<std::string> keys;  // fewer than asked for: there are no more
+  std::vector<ContentStamp> stamps;
+  std::vector<uint64_t> sizes;
+  MSGPACK_DEFINE_MAP(keys, stamps, sizes);
 };
 
 struct KeysRequest {

@@ -13,6 +13,7 @@
 #include <string>
 #include <string_view>
 
+#include "common/content_stamp.h"
 #include "common/digest.h"
 #include "common/status.h"
 #include "common/uuid.h"
@@ -57,6 +58,26 @@ MSGPACK_API_VERSION_NAMESPACE(MSGPACK_DEFAULT_API_NS) {
       if (in.type != msgpack::type::ARRAY || in.via.array.size != 2) throw msgpack::type_error();
       in.via.array.ptr[0].convert(digest.low);
       in.via.array.ptr[1].convert(digest.high);
+      return in;
+    }
+  };
+
+  // [time, writer, upserted]
+  template <>
+  struct pack<mooncake::ContentStamp> {
+    template <typename Stream>
+    packer<Stream>& operator()(packer<Stream>& out, const mooncake::ContentStamp& stamp) const {
+      return out.pack_array(3).pack(stamp.hlc).pack(stamp.writer).pack(stamp.upserted);
+    }
+  };
+
+  template <>
+  struct convert<mooncake::ContentStamp> {
+    const msgpack::object& operator()(const msgpack::object& in, mooncake::ContentStamp& stamp) const {
+      if (in.type != msgpack::type::ARRAY || in.via.array.size != 3) throw msgpack::type_error();
+      in.via.array.ptr[0].convert(stamp.hlc);
+      in.via.array.ptr[1].convert(stamp.writer);
+      in.via.array.ptr[2].convert(stamp.upserted);
       return in;
     }
   };
