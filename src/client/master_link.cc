@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "common/log.h"
+#include "protocol/key_records.h"
 #include "protocol/methods.h"
 
 namespace mooncake {
@@ -106,7 +107,11 @@ void MasterLink::Stop() {
 }
 
 Result<void> MasterLink::Register() {
-  const protocol::RegisterRequest request{options_.self.node, ++sequence_, options_.advertised, hooks_.tiers()};
+  const protocol::RegisterRequest request{.client_id = options_.self.node,
+                                          .sequence = ++sequence_,
+                                          .endpoint = options_.advertised,
+                                          .tiers = hooks_.tiers(),
+                                          .resync = true};
   auto attempt = [&]() -> Result<protocol::RegisterReply> {
     const auto connection = MC_TRY(Connect());
     return connection->calls->Call<protocol::RegisterReply>(protocol::kRegister, request,
@@ -163,7 +168,14 @@ bool MasterLink::TellLost() {
 }
 
 Result<protocol::AnnounceReply> MasterLink::Announce(std::vector<protocol::KeyState> keys, Deadline deadline) {
-  const protocol::AnnounceRequest request{options_.self.node, ++sequence_, std::move(keys)};
+  const protocol::AnnounceRequest request{
+      .client_id = options_.self.node, .sequence = ++sequence_, .packed = protocol::PackKeyStates(keys)};
+  return Call<protocol::AnnounceReply>(protocol::kAnnounce, request, deadline);
+}
+
+Result<protocol::AnnounceReply> MasterLink::FinishResync(Deadline deadline) {
+  const protocol::AnnounceRequest request{
+      .client_id = options_.self.node, .sequence = ++sequence_, .resync_done = true};
   return Call<protocol::AnnounceReply>(protocol::kAnnounce, request, deadline);
 }
 

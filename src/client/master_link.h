@@ -21,10 +21,10 @@ enum class ClientHealth { DEGRADED, SYNCING, FULL };
 std::string_view ClientHealthName(ClientHealth health);
 
 // Registers, sends heartbeats on a thread and a connection of its own, and registers again whenever the master does not
-// know us or could not be reached: registration wipes what the master had of us, and on_registered announces everything
-// anew. Where several masters choose a leader, each registration looks for it; what one of an earlier term still
-// answers counts as not answered. Its connections have an I/O thread of their own: bulk data never delays a heartbeat.
-// Any thread.
+// know us or could not be reached: on_registered then announces everything anew, and FinishResync says that this is
+// all. Where several masters choose a leader, each registration looks for it; what one of an earlier term still answers
+// counts as not answered. Its connections have an I/O thread of their own: bulk data never delays a heartbeat. Any
+// thread.
 class MasterLink {
  public:
   struct Options {
@@ -69,6 +69,9 @@ class MasterLink {
     return Judged(*connection, connection->calls->Call<Reply>(method, request, deadline));
   }
   Result<protocol::AnnounceReply> Announce(std::vector<protocol::KeyState> keys, Deadline deadline);
+  // Everything that was to be announced after the registration has been: what the master knew of us before and was not
+  // told again is gone.
+  Result<protocol::AnnounceReply> FinishResync(Deadline deadline);
 
  private:
   struct Connection {

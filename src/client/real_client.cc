@@ -203,13 +203,17 @@ Result<void> RealClient::StartHttp(const std::string& bind_host) {
   return {};
 }
 
-// Announces every key; state FULL when the last one has arrived.
+// Announces every key; state FULL when the master knows that it was the last one.
 void RealClient::AnnounceAll() {
   if (announcer_ == nullptr) return link_->SetSynced();
   announcer_->Resume();
   backend_->ForEachKey([this](const std::string& key) { announcer_->Mark(key); });
   announcer_->WhenDelivered([this](bool delivered) {
-    if (delivered) link_->SetSynced();
+    if (!delivered) return;
+    if (const auto done = link_->FinishResync(Deadline::After(kAnnounceBudget)); !done) {
+      return link_->ReportLost(done.error());
+    }
+    link_->SetSynced();
   });
 }
 

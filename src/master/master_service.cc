@@ -6,6 +6,7 @@
 
 #include "common/log.h"
 #include "common/version.h"
+#include "protocol/key_records.h"
 #include "protocol/methods.h"
 #include "rpc/io_pool.h"
 
@@ -52,6 +53,7 @@ Result<std::unique_ptr<MasterService>> MasterService::Open(MasterOptions options
 
 MasterService::MasterService(MasterOptions options, const Clock& clock)
     : options_(options),
+      clock_(clock),
       registry_({.ttl = options.client_ttl, .crashed_ttl = options.client_crashed_ttl}, clock),
       io_(std::make_unique<rpc::IoPool>(options.rpc_threads)) {}
 
@@ -95,6 +97,9 @@ void MasterService::RegisterHandlers() {
   Serve<AnnounceRequest>(kAnnounce, "add_replica", [this](auto& r) { return Announce(r); });
   Serve<LookupRequest>(kLookup, "get_replica_list", [this](auto& r) { return Lookup(r); });
   Serve<WriteRouteRequest>(kWriteRoute, "get_write_route", [this](auto& r) { return WriteRoute(r); });
+  Serve<ReportPeerRequest>(kReportPeer, "report_peer", [this](auto& r) { return ReportPeer(r); });
+  Serve<RemoveKeysRequest>(kRemoveKeys, "remove", [this](auto& r) { return RemoveKeys(r); });
+  Serve<RemoveFloorRequest>(kRemoveFloor, "remove_all", [this](auto& r) { return RemoveFloor(r); });
   Serve<ListClientsRequest>(kListClients, "list_clients", [this](auto& r) { return ListClients(r); });
 }
 
@@ -104,35 +109,98 @@ Result<protocol::RegisterReply> MasterService::Register(const protocol::Register
   log::Info("client {} registered: {} tier(s) at {}", request.client_id.ToString(), request.tiers.size(),
             request.endpoint);
   const auto ttl = std::chrono::duration_cast<std::chrono::milliseconds>(options_.client_ttl);
-  return protocol::RegisterReply{static_cast<uint64_t>(ttl.count())};
+  return protocol::RegisterReply{
+      .client_ttl_ms = static_cast<uint64_t>(ttl.count()), .term = Term().value_or(0), .hlc = Hlc()};
 }
 
 Result<protocol::HeartbeatReply> MasterService::Heartbeat(const protocol::HeartbeatRequest& request) {
-  return protocol::HeartbeatReply{registry_.Heartbeat(request)};
+  protocol::HeartbeatReply reply{.known = registry_.Heartbeat(request), .term = Term().value_or(0), .hlc = Hlc()};
+  if (reply.known) registry_.DescribeOthers(request.client_id, reply);
+  return reply;
 }
 
+// What one announcement does. Positions in the reply count `keys` first, then what was packed.
+class MasterService::Entering {
+ public:
+  Entering(MasterService& master, const ClientRegistry::Source& source, protocol::AnnounceReply& reply)
+      : master_(master), source_(source), reply_(reply) {}
+
+  void Enter(const std::vector<protocol::KeyState>& keys) {
+    for (const protocol::KeyState& state : keys) {
+      const uint32_t position = position_++;
+      latest_ = std::max(latest_, state.stamp.hlc);
+      if (!state.present) {
+        master_.index_.Remove(state.key, source_.number, source_.epoch);
+      } else if (!Put(state, position)) {
+        reply_.rejected.push_back(position);
+      }
+    }
+  }
+  uint64_t latest() const { return latest_; }
+
+ private:
+  bool Put(const protocol::KeyState& state, uint32_t position) {
+    if (!state.stamp.none() && state.stamp.hlc <= source_.floor) {
+      master_.index_.Remove(state.key, source_.number, source_.epoch);
+      return false;
+    }
+    const auto verdict = master_.index_.Put(state.key,
+                                            {.client = source_.number,
+                                             .type = state.type,
+                                             .size = state.size,
+                                             .epoch = source_.epoch,
+                                             .stamp = state.stamp,
+                                             .wanted = state.wanted},
+                                            master_.options_.max_client_per_key,
+                                            [this](uint32_t owner) { return master_.registry_.IsHealthy(owner); });
+    if (!verdict.superseded.empty()) TellOf(position, verdict.superseded);
+    return verdict.accepted;
+  }
+  void TellOf(uint32_t position, const std::vector<uint32_t>& superseded) {
+    protocol::Superseded told{.position = position, .clients = {}};
+    for (const uint32_t owner : superseded) {
+      master_.registry_.RequireResyncIfSilent(owner);
+      if (auto address = master_.registry_.FindHealthy(owner)) told.clients.push_back(std::move(*address));
+    }
+    if (!told.clients.empty()) reply_.superseded.push_back(std::move(told));
+  }
+
+  MasterService& master_;
+  const ClientRegistry::Source source_;
+  protocol::AnnounceReply& reply_;
+  uint32_t position_ = 0;
+  uint64_t latest_ = 0;
+};
+
 Result<protocol::AnnounceReply> MasterService::Announce(const protocol::AnnounceRequest& request) {
+  const auto packed = MC_TRY(protocol::UnpackKeyStates(request.packed));
   bool stale = false;
-  const auto number = registry_.AcceptAnnounce(request.client_id, request.sequence, stale);
-  if (!number) {
+  const auto source = registry_.AcceptAnnounce(request.client_id, request.sequence, stale);
+  if (!source) {
     return Error(ErrorCode::CLIENT_NOT_FOUND, "client {} is not registered here", request.client_id.ToString());
   }
   protocol::AnnounceReply reply;
   if (stale) return reply;
-  const auto counts = [this](uint32_t owner) { return registry_.FindHealthy(owner).has_value(); };
-  for (uint32_t i = 0; i < request.keys.size(); ++i) {
-    const protocol::KeyState& state = request.keys[i];
-    if (!state.present) {
-      index_.Remove(state.key, *number);
-    } else if (!index_.Put(state.key, {*number, state.type, state.size}, options_.max_client_per_key, counts)) {
-      reply.rejected.push_back(i);
-    }
+  Entering entering(*this, *source, reply);
+  entering.Enter(request.keys);
+  entering.Enter(packed);
+  if (request.resync_done) {
+    const size_t gone = index_.RemoveBefore(source->number, source->epoch);
+    registry_.FinishResync(*source);
+    if (gone > 0) log::Info("client {} has {} key(s) less than before", request.client_id.ToString(), gone);
   }
-  // The client may have been replaced or expired while its keys were entered: they must not stay behind.
-  if (!registry_.FindHealthy(*number)) {
-    ForgetClient(*number);
+  // The client may have been replaced, have expired or registered anew while its keys were entered: what is not of its
+  // present epoch must not stay behind.
+  if (!registry_.IsCurrent(*source)) {
+    if (registry_.FindKnown(source->number)) {
+      index_.RemoveBefore(source->number, static_cast<uint16_t>(source->epoch + 1));
+    } else {
+      ForgetClient(source->number);
+    }
     return Error(ErrorCode::CLIENT_NOT_FOUND, "client {} went away", request.client_id.ToString());
   }
+  (void)stamps_.Observe(entering.latest());
+  reply.hlc = Hlc();
   return reply;
 }
 
@@ -141,13 +209,24 @@ namespace {
 // Numbers the clients that occur in one reply.
 class ClientTable {
  public:
-  ClientTable(const ClientRegistry& registry, std::vector<protocol::ClientAddress>& clients)
-      : registry_(registry), clients_(clients) {}
-  // Position in the reply, nullopt for a client that must not be offered.
+  using FindAddress = std::function<std::optional<protocol::ClientAddress>(uint32_t number)>;
+  ClientTable(FindAddress find, std::vector<protocol::ClientAddress>& clients)
+      : find_(std::move(find)), clients_(clients) {}
+
+  // Without those whose address is not to be told.
+  std::vector<protocol::Route> RoutesOf(const KeyIndex::Content& content) {
+    std::vector<protocol::Route> routes;
+    for (const KeyOwner& owner : content.owners) {
+      if (const auto position = PositionOf(owner.client)) {
+        routes.push_back({*position, owner.size, owner.type, content.stamp});
+      }
+    }
+    return routes;
+  }
   std::optional<uint32_t> PositionOf(uint32_t number) {
     const auto [slot, fresh] = positions_.try_emplace(number);
     if (fresh) {
-      if (auto address = registry_.FindHealthy(number)) {
+      if (auto address = find_(number)) {
         slot->second = static_cast<uint32_t>(clients_.size());
         clients_.push_back(std::move(*address));
       }
@@ -156,7 +235,7 @@ class ClientTable {
   }
 
  private:
-  const ClientRegistry& registry_;
+  const FindAddress find_;
   std::vector<protocol::ClientAddress>& clients_;
   std::unordered_map<uint32_t, std::optional<uint32_t>> positions_;
 };
@@ -165,16 +244,34 @@ class ClientTable {
 
 Result<protocol::LookupReply> MasterService::Lookup(const protocol::LookupRequest& request) const {
   protocol::LookupReply reply;
-  ClientTable table(registry_, reply.clients);
-  reply.routes.resize(request.keys.size());
-  for (size_t i = 0; i < request.keys.size(); ++i) {
-    for (const KeyIndex::Owner& owner : index_.Find(request.keys[i])) {
-      if (const auto position = table.PositionOf(owner.client)) {
-        reply.routes[i].push_back({*position, owner.size, owner.type});
-      }
-    }
+  ClientTable table([this](uint32_t number) { return registry_.FindHealthy(number); }, reply.clients);
+  reply.routes.reserve(request.keys.size());
+  for (const KeyDigest& key : request.keys) reply.routes.push_back(table.RoutesOf(index_.Find(key)));
+  return reply;
+}
+
+Result<protocol::RegisterReply> MasterService::ReportPeer(const protocol::ReportPeerRequest& request) {
+  registry_.Doubt(request);
+  return protocol::RegisterReply{};
+}
+
+Result<protocol::RemoveKeysReply> MasterService::RemoveKeys(const protocol::RemoveKeysRequest& request) {
+  (void)stamps_.Observe(request.hlc);
+  protocol::RemoveKeysReply reply;
+  ClientTable table([this](uint32_t number) { return registry_.FindKnown(number); }, reply.clients);
+  const auto counts = [this](uint32_t owner) { return registry_.IsHealthy(owner); };
+  for (const KeyDigest& key : request.keys) {
+    const KeyIndex::Content content = index_.MarkRemoved(key, request.hlc, clock_.Now(), counts);
+    for (const KeyOwner& owner : content.owners) registry_.RequireResyncIfSilent(owner.client);
+    reply.routes.push_back(table.RoutesOf(content));
   }
   return reply;
+}
+
+Result<protocol::ListClientsReply> MasterService::RemoveFloor(const protocol::RemoveFloorRequest& request) {
+  (void)stamps_.Observe(request.hlc);
+  for (const uint32_t silent : registry_.RaiseFloor(request.hlc)) ForgetClient(silent);
+  return ListClients({.include_suspect = true});
 }
 
 Result<protocol::WriteRouteReply> MasterService::WriteRoute(const protocol::WriteRouteRequest& request) {
@@ -185,22 +282,28 @@ Result<protocol::WriteRouteReply> MasterService::WriteRoute(const protocol::Writ
   std::vector<uint64_t> sizes;
   std::vector<size_t> positions;
   std::vector<protocol::ClientAddress> owners;
-  ClientTable table(registry_, owners);
+  ClientTable table([this](uint32_t number) { return registry_.FindHealthy(number); }, owners);
   for (size_t i = 0; i < request.keys.size(); ++i) {
     size_t held = 0;
-    for (const KeyIndex::Owner& owner : index_.Find(request.keys[i])) {
+    for (const KeyOwner& owner : index_.Find(request.keys[i]).owners) {
       const auto position = table.PositionOf(owner.client);
       if (!position) continue;
       const auto& exclude = request.exclude;  // a peer that just failed the caller does not count as holding the key
       held += std::find(exclude.begin(), exclude.end(), owners[*position].id) == exclude.end() ? 1 : 0;
     }
-    if (held > 0 && options_.max_client_per_key != 0 && held >= options_.max_client_per_key) continue;
+    const bool enough = held > 0 && options_.max_client_per_key != 0 && held >= options_.max_client_per_key;
+    if (enough && !request.replace) continue;
     positions.push_back(i);
     sizes.push_back(request.sizes[i]);
   }
-  ClientRegistry::Picks picks = registry_.PickForWrite(sizes, request.exclude);
-  for (size_t i = 0; i < positions.size(); ++i) targets[positions[i]] = picks.targets[i];
-  return protocol::WriteRouteReply{std::move(picks.clients), std::move(targets)};
+  ClientRegistry::Picks picks = registry_.PickForWrite(sizes, request.exclude, request);
+  protocol::WriteRouteReply reply{std::move(picks.clients), std::move(targets), {}};
+  if (!picks.candidates.empty()) reply.candidates.resize(request.keys.size());
+  for (size_t i = 0; i < positions.size(); ++i) {
+    reply.targets[positions[i]] = picks.targets[i];
+    if (!picks.candidates.empty()) reply.candidates[positions[i]] = std::move(picks.candidates[i]);
+  }
+  return reply;
 }
 
 Result<protocol::ListClientsReply> MasterService::ListClients(const protocol::ListClientsRequest& request) const {
@@ -223,6 +326,7 @@ void MasterService::SweepOnce() {
     metrics_.GetCounter("master_clients_crashed_total", "clients erased after client_crashed_ttl of silence").Add();
     ForgetClient(number);
   }
+  index_.ForgetRemovals(clock_.Now() - options_.client_crashed_ttl);
 }
 
 void MasterService::SweepLoop() {

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "common/clock.h"
+#include "common/content_stamp.h"
 #include "common/metrics.h"
 #include "master/client_registry.h"
 #include "master/key_index.h"
@@ -68,11 +69,18 @@ class MasterService {
   Result<protocol::AnnounceReply> Announce(const protocol::AnnounceRequest& request);
   Result<protocol::LookupReply> Lookup(const protocol::LookupRequest& request) const;
   Result<protocol::WriteRouteReply> WriteRoute(const protocol::WriteRouteRequest& request);
+  Result<protocol::RegisterReply> ReportPeer(const protocol::ReportPeerRequest& request);
+  Result<protocol::RemoveKeysReply> RemoveKeys(const protocol::RemoveKeysRequest& request);
+  Result<protocol::ListClientsReply> RemoveFloor(const protocol::RemoveFloorRequest& request);
   Result<protocol::ListClientsReply> ListClients(const protocol::ListClientsRequest& request) const;
+  class Entering;
   void ForgetClient(uint32_t number);
+  uint64_t Hlc() { return stamps_.Next(/*upserted=*/false).hlc; }
   void SweepLoop();
 
   const MasterOptions options_;
+  const Clock& clock_;
+  StampClock stamps_{/*writer=*/0};
   MetricRegistry metrics_;
   ClientRegistry registry_;
   KeyIndex index_;
