@@ -10,6 +10,7 @@
 #include "common/log.h"
 #include "daemon/daemon.h"
 #include "master/master_service.h"
+#include "mooncake_master/reports.h"
 #include "protocol/master_view.h"
 #include "transfer_engine/metadata/http_metadata_server.h"
 
@@ -128,17 +129,6 @@ mooncake::Result<mooncake::MasterOptions> OptionsFromFlags() {
   return options;
 }
 
-std::string Segments(const mooncake::MasterService& master) {
-  std::string text;
-  for (const auto& client : master.Clients()) {
-    for (const auto& tier : client.tiers) {
-      text += fmt::format("{} {} capacity={} used={}{}\n", client.endpoint, tier.name, tier.capacity, tier.usage,
-                          client.suspect ? " suspect" : "");
-    }
-  }
-  return text;
-}
-
 mooncake::Result<std::unique_ptr<mooncake::HttpServer>> ServeHttp(mooncake::MasterService& master) {
   using namespace mooncake;
   HttpServer::Options http;
@@ -156,7 +146,11 @@ mooncake::Result<std::unique_ptr<mooncake::HttpServer>> ServeHttp(mooncake::Mast
   http.get["/get_key_count"] = [&](const HttpRequest&) {
     return HttpReply{.body = std::to_string(master.KeyCount()) + "\n"};
   };
-  http.get["/get_all_segments"] = [&](const HttpRequest&) { return HttpReply{.body = Segments(master)}; };
+  http.get["/get_all_segments"] = [&](const HttpRequest&) { return SegmentsReport(master); };
+  http.get["/tiers"] = [&](const HttpRequest&) { return ClientsReport(master); };
+  http.get["/metrics/summary"] = [&](const HttpRequest&) { return SummaryReport(master); };
+  http.get["/query_key"] = [&](const HttpRequest& request) { return KeyReport(master, request); };
+  http.get["/batch_query_keys"] = [&](const HttpRequest& request) { return KeysReport(master, request); };
   return HttpServer::Open(std::move(http));
 }
 

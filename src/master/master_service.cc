@@ -338,6 +338,11 @@ void MasterService::SweepLoop() {
   }
 }
 
+MasterService::RequestCount MasterService::Requests(const std::string& method) {
+  return {metrics_.GetCounter(fmt::format("master_{}_requests_total", method), "requests received").Value(),
+          metrics_.GetCounter(fmt::format("master_{}_failures_total", method), "requests refused").Value()};
+}
+
 std::string MasterService::MetricsText() {
   const auto clients = registry_.List();
   size_t active = 0;

@@ -50,6 +50,14 @@ class MasterService {
   bool leading() const { return Term().has_value(); }
   // Endpoint of the leader: itself for a master by itself, empty when none is known.
   std::string LeaderEndpoint() const;
+  // What a reader is told: owners that are offered now.
+  Result<protocol::LookupReply> Lookup(const protocol::LookupRequest& request) const;
+  struct RequestCount {
+    uint64_t received = 0;
+    uint64_t refused = 0;
+  };
+  // Of a method, by its name in the metrics ("heartbeat").
+  RequestCount Requests(const std::string& method);
   // Prometheus text, gauges brought up to date.
   std::string MetricsText();
   // Expires silent clients now (the sweeper thread does it each sweep_interval).
@@ -67,7 +75,6 @@ class MasterService {
   Result<protocol::RegisterReply> Register(const protocol::RegisterRequest& request);
   Result<protocol::HeartbeatReply> Heartbeat(const protocol::HeartbeatRequest& request);
   Result<protocol::AnnounceReply> Announce(const protocol::AnnounceRequest& request);
-  Result<protocol::LookupReply> Lookup(const protocol::LookupRequest& request) const;
   Result<protocol::WriteRouteReply> WriteRoute(const protocol::WriteRouteRequest& request);
   Result<protocol::RegisterReply> ReportPeer(const protocol::ReportPeerRequest& request);
   Result<protocol::RemoveKeysReply> RemoveKeys(const protocol::RemoveKeysRequest& request);
