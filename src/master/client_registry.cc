@@ -27,7 +27,7 @@ bool ClientRegistry::RegisterAgain(const protocol::RegisterRequest& request) {
   if (!request.resync || known == clients_.end() || known->second.entry.endpoint != request.endpoint) return false;
   Client& client = known->second;
   HeardFrom(client);
-  client.last_sequence = request.sequence;
+  client.registered_sequence = client.last_sequence = request.sequence;
   ++client.epoch;
   client.must_register = false;
   client.draining = request.draining;
@@ -51,7 +51,7 @@ std::vector<uint32_t> ClientRegistry::Register(const protocol::RegisterRequest& 
     return true;
   });
   Client client;
-  client.last_sequence = request.sequence;
+  client.registered_sequence = client.last_sequence = request.sequence;
   client.entry.number = next_number_++;
   client.entry.id = request.client_id;
   client.entry.endpoint = request.endpoint;
@@ -111,8 +111,21 @@ std::optional<ClientRegistry::Source> ClientRegistry::AcceptAnnounce(const Uuid&
   stale = sequence <= client.last_sequence;
   if (!stale) client.last_sequence = sequence;
   HeardFrom(client);
-  const auto floor = floors_.find(id);
-  return Source{client.entry.number, client.epoch, floor == floors_.end() ? 0 : floor->second};
+  return SourceOf(client);
+}
+
+std::optional<ClientRegistry::Source> ClientRegistry::AcceptResyncDone(const Uuid& id, uint64_t sequence) {
+  std::lock_guard lock(mutex_);
+  const auto found = clients_.find(id);
+  if (found == clients_.end() || found->second.must_register) return std::nullopt;
+  if (sequence <= found->second.registered_sequence) return std::nullopt;
+  HeardFrom(found->second);
+  return SourceOf(found->second);
+}
+
+ClientRegistry::Source ClientRegistry::SourceOf(const Client& client) const {
+  const auto floor = floors_.find(client.entry.id);
+  return {client.entry.number, client.epoch, floor == floors_.end() ? 0 : floor->second};
 }
 
 bool ClientRegistry::IsCurrent(const Source& source) const {

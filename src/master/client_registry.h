@@ -55,6 +55,9 @@ class ClientRegistry {
   // Of a known client whose announcement `sequence` is newer than all before; nullopt when it is unknown, `stale` set
   // when the announcement is an old one.
   std::optional<Source> AcceptAnnounce(const Uuid& id, uint64_t sequence, bool& stale);
+  // The same for a message that only says that everything has been announced: it may overtake announcements, as long as
+  // it is of the present registration.
+  std::optional<Source> AcceptResyncDone(const Uuid& id, uint64_t sequence);
   // Whether the client is still there, in that epoch.
   bool IsCurrent(const Source& source) const;
   // Everything has been announced: its floor has done its work.
@@ -98,6 +101,7 @@ class ClientRegistry {
     Entry entry;
     TimePoint last_seen;
     TimePoint joined;
+    uint64_t registered_sequence = 0;
     uint64_t last_sequence = 0;
     uint16_t epoch = 0;
     bool doubted = false;
@@ -117,6 +121,7 @@ class ClientRegistry {
     return {client.entry.id, client.entry.endpoint, client.host_id};
   }
   void HeardFrom(Client& client) const;
+  Source SourceOf(const Client& client) const;
   bool RegisterAgain(const protocol::RegisterRequest& request);
   void RememberFloor(const Uuid& id, uint64_t hlc);
   static void TakeTiers(Client& client, const std::vector<protocol::TierState>& tiers);

@@ -175,7 +175,9 @@ class MasterService::Entering {
 Result<protocol::AnnounceReply> MasterService::Announce(const protocol::AnnounceRequest& request) {
   const auto packed = MC_TRY(protocol::UnpackKeyStates(request.packed));
   bool stale = false;
-  const auto source = registry_.AcceptAnnounce(request.client_id, request.sequence, stale);
+  const bool only_done = request.resync_done && request.keys.empty() && packed.empty();
+  const auto source = only_done ? registry_.AcceptResyncDone(request.client_id, request.sequence)
+                                : registry_.AcceptAnnounce(request.client_id, request.sequence, stale);
   if (!source) {
     return Error(ErrorCode::CLIENT_NOT_FOUND, "client {} is not registered here", request.client_id.ToString());
   }

@@ -232,6 +232,10 @@ TEST_F(MasterServiceTest, ListNamesSuspectsOnlyWhenAsked) {
 
 class ResyncTest : public MasterServiceTest {
  protected:
+  template <typename T>
+  static ErrorCode CodeOf(const Result<T>& result) {
+    return result ? ErrorCode::OK : result.error().code();
+  }
   Result<RegisterReply> RegisterAgain(const Uuid& id, uint64_t sequence) {
     return Call<RegisterReply>(kRegister, RegisterRequest{.client_id = id,
                                                           .sequence = sequence,
@@ -264,6 +268,18 @@ TEST_F(ResyncTest, KeysStayOfferedWhileTheyAreAnnouncedAgainAndWhatWasNotGoes) {
   EXPECT_EQ(OwnersOf("kept"), std::vector{id});
   EXPECT_TRUE(OwnersOf("lost").empty());
   EXPECT_EQ(master_->KeyCount(), 1u);
+}
+
+// Announcements and the message that ends them may come from two threads.
+TEST_F(ResyncTest, EndThatOvertakesAnAnnouncementDoesNotMakeItStale) {
+  const Uuid id = Uuid::Random();
+  ASSERT_TRUE(RegisterAgain(id, 1));
+  ASSERT_TRUE(AnnouncePacked(id, 3, {}, {}, /*done=*/true));
+  ASSERT_TRUE(AnnouncePacked(id, 2, {"k"}));
+  EXPECT_EQ(OwnersOf("k"), std::vector{id});
+  ASSERT_TRUE(RegisterAgain(id, 4));
+  EXPECT_EQ(CodeOf(AnnouncePacked(id, 3, {}, {}, /*done=*/true)), ErrorCode::CLIENT_NOT_FOUND);  // of the one before
+  EXPECT_EQ(OwnersOf("k"), std::vector{id});
 }
 
 TEST_F(ResyncTest, PackedPositionsGoOnAfterTheOthers) {
