@@ -29,7 +29,7 @@ HELP
 
 repo=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 readonly repo logs="$repo/build/logs" python=/usr/bin/python3
-readonly threaded_suites='^(rpc_test|device_test|device_acl_test|tiered_cache_test|client_test|master_test|transfer_engine_test|transfer_ascend_test|transfer_ascend_rdma_test|transfer_local_test|transfer_metadata_test|transfer_rdma_test|transfer_shm_test|transfer_tcp_test|capi_test|acl_emulator_test|acl_emulator_modes_test|acl_shared_test)$'
+readonly threaded_suites='^(rpc_test|device_test|device_acl_test|tiered_cache_test|client_test|coordination_test|master_test|transfer_engine_test|transfer_ascend_test|transfer_ascend_rdma_test|transfer_local_test|transfer_metadata_test|transfer_rdma_test|transfer_shm_test|transfer_tcp_test|capi_test|acl_emulator_test|acl_emulator_modes_test|acl_shared_test)$'
 readonly guest_suites=(rdma_device_test transfer_contract_test hetero_cluster)  # what runs in the virtual machine
 jobs=$(nproc)
 skip_rule=()   # --no-skips with --ci

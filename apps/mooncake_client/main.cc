@@ -23,7 +23,8 @@ DEFINE_string(host, "0.0.0.0",
 DEFINE_string(metadata_server, "http://127.0.0.1:8080/metadata",
               "P2PHANDSHAKE: none is needed, peers find each other through the master");
 DEFINE_string(device_names, "", "RDMA devices, comma separated");
-DEFINE_string(master_server_address, "127.0.0.1:50051", "host:port of the master");
+DEFINE_string(master_server_address, "127.0.0.1:50051",
+              "host:port of the master, or etcd://host:port[;host:port...] where several masters choose their leader");
 DEFINE_string(
     protocol, "tcp",
     "rdma (tcp where there is no device), ascend_rdma (rdma, needs an NPU) or tcp: how values move between hosts");
@@ -107,7 +108,7 @@ Result<RealClientOptions> OptionsFromFlags() {
       config_given ? std::optional<std::string_view>(FLAGS_tiered_backend_config) : std::nullopt, env::Get,
       BuiltTierSupport()));
   options.local_hostname = daemon::IsSet("host") ? FLAGS_host : "";
-  options.master = MC_TRY(Endpoint::Parse(FLAGS_master_server_address, 50051));
+  options.master = MC_TRY(MasterAddress::Parse(FLAGS_master_server_address));
   options.rpc_port = MC_TRY(daemon::Port(FLAGS_client_rpc_port, "client_rpc_port", 1));
   // They only move bytes and never block, so more than the cores can feed is of no use.
   options.rpc_threads = std::min<size_t>(MC_TRY(Within(FLAGS_rpc_thread_num, "rpc_thread_num", kMaxThreads)),

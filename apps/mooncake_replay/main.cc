@@ -18,7 +18,7 @@
 #include "replay/summary.h"
 
 DEFINE_string(trace, "", "the trace: a file with one JSON request a line (required)");
-DEFINE_string(master_server_address, "127.0.0.1:50051", "host:port of the master");
+DEFINE_string(master_server_address, "127.0.0.1:50051", "host:port of the master, or etcd://host:port[;host:port...]");
 DEFINE_string(host, "", "own host name, as peers see it; default: the address that faces the master");
 DEFINE_uint64(bytes_per_token, 512, "a block is 512 tokens of so many bytes");
 DEFINE_double(speed, 0, "0: as fast as possible; 1: at the trace's own times; 2: twice as fast");
@@ -127,7 +127,7 @@ Result<ReplayOptions> OptionsFromFlags() {
 Result<std::unique_ptr<RealClient>> Connect() {
   RealClientOptions options;
   options.local_hostname = FLAGS_host;
-  options.master = MC_TRY(Endpoint::Parse(FLAGS_master_server_address, 50051));
+  options.master = MC_TRY(MasterAddress::Parse(FLAGS_master_server_address));
   options.master_wait = kMasterWait;
   options.require_master = true;
   return RealClient::Open(std::move(options));

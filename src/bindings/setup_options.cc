@@ -25,7 +25,8 @@ constexpr const char* kProtocolMeaning =
     "'rdma' ('tcp' where there is no device), 'ascend_rdma' (rdma, needs an NPU) or 'tcp': how values move between "
     "hosts";
 constexpr const char* kDevicesMeaning = "RDMA devices to use, comma separated; '' = those of MC_TE_FILTERS";
-constexpr const char* kMasterMeaning = "'host:port' of the master";
+constexpr const char* kMasterMeaning =
+    "'host:port' of the master, or 'etcd://host:port[;host:port...]' where several choose their leader";
 constexpr const char* kEngineMeaning = "a transfer engine to share; only None so far";
 constexpr const char* kHttpPortMeaning = "port of /health and /metrics; the default moves on when it is taken";
 constexpr const char* kRuntimeMeaning = "only '' so far";
@@ -117,19 +118,12 @@ void CheckWord(const SetupArguments& arguments, const char* name, const char* fi
     throw std::runtime_error(fmt::format("{} '{}': write '{}' or '{}'", name, word, first, second));
 }
 
-Result<Endpoint> MasterEndpoint(const std::string& text) {
-  if (text.find("://") != std::string::npos)
-    return Error(ErrorCode::NOT_IMPLEMENTED, "master_server_addr '{}': discovery is not built yet, write host:port",
-                 text);
-  return Endpoint::Parse(text, 50051);
-}
-
 // What both calls have in common.
 Result<RealClientOptions> CommonOptions(const char* call, const SetupArguments& arguments) {
   MC_TRY(arguments.CheckBuilt());
   RealClientOptions options;
   options.local_hostname = arguments.Text("local_hostname");
-  options.master = MC_TRY(MasterEndpoint(arguments.Text("master_server_addr")));
+  options.master = MC_TRY(MasterAddress::Parse(arguments.Text("master_server_addr")));
   options.enable_http = arguments.Flag("enable_http_server");
   options.http_port = static_cast<uint16_t>(MC_TRY(arguments.NumberWithin("http_port", 0, UINT16_MAX)));
   options.http_port_is_default = !arguments.Given("http_port");

@@ -19,25 +19,36 @@ void Announcer::RunAll(std::vector<Completion>& completions, bool delivered) {
   for (auto& done : completions) done(delivered);
 }
 
-void Announcer::Mark(std::string_view key) {
+uint64_t Announcer::Mark(std::string_view key) {
+  uint64_t ticket = 0;
   {
     std::lock_guard lock(mutex_);
-    if (!running_) return;
-    ++mark_count_;
-    const auto [entry, fresh] = marked_.try_emplace(std::string(key), mark_count_);
-    if (!fresh) return;  // the sender is awake already
-    queue_.emplace_hint(queue_.end(), mark_count_, &entry->first);
+    if (!running_) return mark_count_;
+    ticket = ++mark_count_;
+    const auto [entry, fresh] = marked_.try_emplace(std::string(key), ticket);
+    if (!fresh) return ticket;  // the sender is awake already
+    queue_.emplace_hint(queue_.end(), ticket, &entry->first);
   }
   wake_.notify_one();
+  return ticket;
 }
 
 void Announcer::WhenDelivered(Completion done) {
+  uint64_t last = 0;
+  {
+    std::lock_guard lock(mutex_);
+    last = mark_count_;
+  }
+  WhenDelivered(last, std::move(done));
+}
+
+void Announcer::WhenDelivered(uint64_t ticket, Completion done) {
   bool running = false;
   {
     std::lock_guard lock(mutex_);
     running = running_;
-    if (running && delivered_count_ < mark_count_) {
-      waiters_.emplace(mark_count_, std::move(done));
+    if (running && delivered_count_ < ticket) {
+      waiters_.emplace(ticket, std::move(done));
       return;
     }
   }
@@ -48,6 +59,13 @@ bool Announcer::WaitDelivered(Deadline deadline) {
   auto delivered = std::make_shared<std::promise<void>>();
   auto future = delivered->get_future();
   WhenDelivered([delivered](bool) { delivered->set_value(); });
+  return future.wait_until(deadline.time()) == std::future_status::ready;
+}
+
+bool Announcer::WaitDelivered(uint64_t ticket, Deadline deadline) {
+  auto delivered = std::make_shared<std::promise<void>>();
+  auto future = delivered->get_future();
+  WhenDelivered(ticket, [delivered](bool) { delivered->set_value(); });
   return future.wait_until(deadline.time()) == std::future_status::ready;
 }
 

@@ -40,13 +40,16 @@ class Announcer {
   ~Announcer();
 
   // This key changed. Cheap; forgotten while paused, since a resume announces everything.
-  void Mark(std::string_view key);
+  // Returns a ticket to wait for the delivery of this mark and those before it.
+  uint64_t Mark(std::string_view key);
   // Runs `done` once every mark made before this call has been delivered, or announcing has paused (nobody to tell): on
   // the announcer's thread or that of Pause and Stop, or at once on this one when there is nothing to wait for. Marks
   // made later, however many, do not delay it.
   void WhenDelivered(Completion done);
+  void WhenDelivered(uint64_t ticket, Completion done);
   // Same, blocking; false when the deadline came first, true also when announcing paused.
   bool WaitDelivered(Deadline deadline);
+  bool WaitDelivered(uint64_t ticket, Deadline deadline);
 
   // Starts paused. Resume: from now on marks count again; the caller marks all its keys.
   void Resume();

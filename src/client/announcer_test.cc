@@ -359,5 +359,26 @@ TEST_F(AnnouncerTest, ManyThreadsAllLearnOfTheirMarks) {
   master.join();
 }
 
+TEST_F(AnnouncerTest, TicketIsForItsMarkAndThoseBeforeIt) {
+  const uint64_t first = announcer_->Mark("a");
+  const auto under_way = Next();
+  const uint64_t second = announcer_->Mark("b");
+  const auto state = [this](uint64_t ticket) {
+    auto delivered = std::make_shared<std::promise<bool>>();
+    auto future = delivered->get_future();
+    announcer_->WhenDelivered(ticket, [delivered](bool told) { delivered->set_value(told); });
+    return future;
+  };
+  auto of_first = state(first), of_second = state(second);
+  under_way->Accept();
+  EXPECT_TRUE(of_first.get());
+  EXPECT_FALSE(Ready(of_second));
+  EXPECT_TRUE(announcer_->WaitDelivered(first, Deadline::After({})));
+  Next()->Accept();
+  EXPECT_TRUE(of_second.get());
+  announcer_->Pause();
+  EXPECT_TRUE(announcer_->WaitDelivered(announcer_->Mark("c"), Deadline::After({})));
+}
+
 }  // namespace
 }  // namespace mooncake

@@ -9,8 +9,10 @@
 #include <string>
 #include <thread>
 
+#include "client/master_locator.h"
 #include "common/clock.h"
 #include "protocol/master_messages.h"
+#include "rpc/io_pool.h"
 #include "rpc/rpc_client.h"
 
 namespace mooncake {
@@ -19,16 +21,19 @@ enum class ClientHealth { DEGRADED, SYNCING, FULL };
 std::string_view ClientHealthName(ClientHealth health);
 
 // Registers, sends heartbeats on a thread and a connection of its own, and registers again whenever the master does not
-// know us or could not be reached: registration wipes what the master had of us, and on_registered announces everything
-// anew. Any thread.
+// know us or could not be reached: on_registered then announces everything anew, and FinishResync says that this is
+// all. Where several masters choose a leader, each registration looks for it; what one of an earlier term still answers
+// counts as not answered. Its connections have an I/O thread of their own: bulk data never delays a heartbeat. Any
+// thread.
 class MasterLink {
  public:
   struct Options {
-    Endpoint master;
+    MasterAddress master;
     rpc::Identity self;
     std::string advertised;                                 // endpoint where peers reach us
     Duration heartbeat_interval = std::chrono::seconds(1);  // less where the master's TTL asks for it
     Duration attempt_timeout = std::chrono::seconds(2);
+    Duration search_interval = std::chrono::milliseconds(500);  // between looks for a leader
   };
   struct Hooks {
     std::function<std::vector<protocol::TierState>()> tiers;
@@ -38,7 +43,7 @@ class MasterLink {
     std::function<void()> on_lost;
   };
 
-  MasterLink(rpc::IoPool& io, Options options, Hooks hooks);
+  MasterLink(Options options, Hooks hooks);
   ~MasterLink();
 
   // One attempt to register, more until `wait` has passed, then the heartbeat thread takes over. The error of the last
@@ -56,17 +61,44 @@ class MasterLink {
   // once.
   void ReportDoubt();
 
-  // Any call to the master. Fails with RPC_FAIL at once while degraded.
+  // Any call to the master. Fails with RPC_FAIL at once while degraded, and when the master has lost the lead.
   template <typename Reply, typename Request>
   Result<Reply> Call(uint16_t method, const Request& request, Deadline deadline) {
-    if (health() == ClientHealth::DEGRADED) return Unreachable();
-    auto reply = calls_->Call<Reply>(method, request, deadline);
-    if (!reply && reply.error().code() == ErrorCode::RPC_FAIL) ReportDoubt();
-    return reply;
+    const auto connection = CurrentConnection();
+    if (health() == ClientHealth::DEGRADED || connection == nullptr) return Unreachable();
+    return Judged(*connection, connection->calls->Call<Reply>(method, request, deadline));
   }
   Result<protocol::AnnounceReply> Announce(std::vector<protocol::KeyState> keys, Deadline deadline);
+  // Everything that was to be announced after the registration has been: what the master knew of us before and was not
+  // told again is gone.
+  Result<protocol::AnnounceReply> FinishResync(Deadline deadline);
 
  private:
+  struct Connection {
+    MasterLocator::Found master;
+    std::shared_ptr<rpc::RpcClient> calls;
+    std::shared_ptr<rpc::RpcClient> heartbeats;
+  };
+  std::shared_ptr<const Connection> CurrentConnection() const;
+  // To where the master is now.
+  Result<std::shared_ptr<const Connection>> Connect();
+  std::shared_ptr<const Connection> MakeConnection(MasterLocator::Found master);
+  // What an answer is worth: an error of the transport raises doubt, one of a master that leads no more is RPC_FAIL.
+  template <typename Reply>
+  Result<Reply> Judged(const Connection& connection, Result<Reply> reply) {
+    if (!reply && IsDoubtful(reply.error())) {
+      ReportDoubt();  // a heartbeat decides
+      return std::unexpected(AsUnreachable(reply.error()));
+    }
+    if (const auto now = CurrentConnection(); now != nullptr && now->master.term > connection.master.term) {
+      return Error(ErrorCode::RPC_FAIL, "answered by {}, which has lost the lead to {}",
+                   connection.master.endpoint.ToString(), now->master.endpoint.ToString());
+    }
+    return reply;
+  }
+  static bool IsDoubtful(const Status& status);
+  // A standby is no more than a master that is not there.
+  static Status AsUnreachable(const Status& status);
   std::unexpected<Status> Unreachable() const;
   Result<void> Register();
   void HeartbeatLoop();
@@ -76,14 +108,15 @@ class MasterLink {
 
   const Options options_;
   const Hooks hooks_;
-  const std::shared_ptr<rpc::RpcClient> calls_;
-  const std::shared_ptr<rpc::RpcClient> heartbeats_;
+  MasterLocator locator_;
+  rpc::IoPool io_{1};
   std::atomic<ClientHealth> health_{ClientHealth::DEGRADED};
   std::atomic<uint64_t> sequence_{0};
   std::atomic<uint64_t> client_ttl_ms_{0};  // as the master said; 0: not yet
 
   mutable std::mutex mutex_;  // guards what follows
   std::condition_variable wake_;
+  std::shared_ptr<const Connection> connection_;  // null: not found yet
   std::string last_error_ = "not registered yet";
   bool beat_now_ = false;
   bool tell_lost_ = false;  // on_lost is due

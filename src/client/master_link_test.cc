@@ -47,7 +47,7 @@ class MasterLinkTest : public ::testing::Test {
     hooks.tiers = [] { return std::vector<TierState>{}; };
     hooks.on_registered = [this] { Note('R'); };
     hooks.on_lost = [this] { Note('L'); };
-    link_ = std::make_unique<MasterLink>(io_, std::move(options), std::move(hooks));
+    link_ = std::make_unique<MasterLink>(std::move(options), std::move(hooks));
     ASSERT_TRUE(link_->Start({}));
   }
   void TearDown() override {

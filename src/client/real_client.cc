@@ -82,11 +82,11 @@ Announcer::Hooks RealClient::AnnouncerHooks() {
 Result<void> RealClient::Start() {
   Endpoint local;
   if (!options_.local_hostname.empty()) local = MC_TRY(Endpoint::Parse(options_.local_hostname));
-  if (options_.master.port == 0) {
+  if (options_.master.facing().port == 0) {
     return Error(ErrorCode::INVALID_PARAMS, "master address {}: write the port the master listens on",
                  options_.master.ToString());
   }
-  const ListenAddress address = MC_TRY(ChooseListenAddress(local.host, options_.master));
+  const ListenAddress address = MC_TRY(ChooseListenAddress(local.host, options_.master.facing()));
 
   rpc::Identity self{.role = protocol::kRoleClient, .node = id_, .software_version = kSoftwareVersion};
   if (!tiers_.empty()) {
@@ -114,7 +114,7 @@ Result<void> RealClient::Start() {
   hooks.on_lost = [this] {
     if (announcer_) announcer_->Pause();
   };
-  link_ = std::make_unique<MasterLink>(*io_, std::move(link), std::move(hooks));
+  link_ = std::make_unique<MasterLink>(std::move(link), std::move(hooks));
   rpc_transport_ = std::make_unique<RpcTransport>(own_staging_);
   transport_ = std::make_unique<EngineTransport>(*engine_, *rpc_transport_);
   remote_ = std::make_unique<RemoteObjects>(RemoteObjects::Parts{*link_, *peers_, *transport_, own_staging_, id_});
@@ -203,13 +203,17 @@ Result<void> RealClient::StartHttp(const std::string& bind_host) {
   return {};
 }
 
-// Announces every key; state FULL when the last one has arrived.
+// Announces every key; state FULL when the master knows that it was the last one.
 void RealClient::AnnounceAll() {
   if (announcer_ == nullptr) return link_->SetSynced();
   announcer_->Resume();
   backend_->ForEachKey([this](const std::string& key) { announcer_->Mark(key); });
   announcer_->WhenDelivered([this](bool delivered) {
-    if (delivered) link_->SetSynced();
+    if (!delivered) return;
+    if (const auto done = link_->FinishResync(Deadline::After(kAnnounceBudget)); !done) {
+      return link_->ReportLost(done.error());
+    }
+    link_->SetSynced();
   });
 }
 

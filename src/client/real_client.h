@@ -14,15 +14,16 @@
 #include "client/announcer.h"
 #include "client/copy_group.h"
 #include "client/engine_transport.h"
-#include "client/listen_address.h"
 #include "client/local_memory.h"
 #include "client/master_link.h"
+#include "client/master_locator.h"
 #include "client/object_io.h"
 #include "client/peer_service.h"
 #include "client/remote_objects.h"
 #include "client/tier_factory.h"
 #include "common/executor.h"
 #include "common/http_server.h"
+#include "common/listen_address.h"
 #include "common/metrics.h"
 #include "rpc/io_pool.h"
 #include "tiered_cache/tiered_backend.h"
@@ -33,7 +34,7 @@ struct RealClientOptions {
   // "host" or "host:port" that peers reach this client at. Empty: the address that faces the master. "0.0.0.0": listen
   // everywhere, and advertise that same address.
   std::string local_hostname;
-  Endpoint master{"127.0.0.1", 50051};
+  MasterAddress master;
   TieredBackendConfig tiers;  // none: a client that only uses others' memory
   uint16_t rpc_port = 0;      // for peers, unless local_hostname has one; 0: the first free one from 12300 to 14300
   size_t rpc_threads = 2;

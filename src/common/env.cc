@@ -45,6 +45,7 @@ std::span<const Variable* const> All() {
       &kTcpCongestion,
       &kTcpInterface,
       &kMetadataClusterId,
+      &kStoreClusterId,
       &kRedisUsername,
       &kRedisPassword,
       &kRedisDatabase,

@@ -66,6 +66,8 @@ inline constexpr Variable kTcpInterface{"MC_TCP_INTERFACE",
                                         "network device that data connections are bound to (default: any)"};
 inline constexpr Variable kMetadataClusterId{
     "MC_METADATA_CLUSTER_ID", "keys on a metadata server begin with mooncake/<this>/ (default: mooncake/)"};
+inline constexpr Variable kStoreClusterId{"MC_STORE_CLUSTER_ID",
+                                          "cluster whose leading master etcd:// finds (default mooncake_cluster)"};
 inline constexpr Variable kRedisUsername{"MC_REDIS_USERNAME", "user at a redis:// metadata server (default: its own)"};
 inline constexpr Variable kRedisPassword{"MC_REDIS_PASSWORD", "password there (default: no AUTH)"};
 inline constexpr Variable kRedisDatabase{"MC_REDIS_DB_INDEX", "database there, 0 (default) to 255"};

@@ -77,7 +77,7 @@ TEST_F(ClientRegistryTest, AnnouncementCountsAsASignOfLife) {
   registry_.Register(Registration(1, kMiB));
   clock_.Advance(seconds(9));
   bool stale = true;
-  EXPECT_EQ(registry_.AcceptAnnounce(Id(1), 1, stale), NumberOf(1));
+  EXPECT_EQ(registry_.AcceptAnnounce(Id(1), 1, stale).value().number, NumberOf(1));
   EXPECT_FALSE(stale);
   clock_.Advance(seconds(9));
   EXPECT_TRUE(registry_.FindHealthy(NumberOf(1)));

@@ -4,6 +4,7 @@
 
 #include "common/error_code.h"
 #include "master/master_service.h"
+#include "protocol/key_records.h"
 #include "protocol/methods.h"
 #include "rpc/io_pool.h"
 #include "rpc/rpc_client.h"
@@ -227,6 +228,156 @@ TEST_F(MasterServiceTest, ListNamesSuspectsOnlyWhenAsked) {
   ASSERT_TRUE(all);
   ASSERT_EQ(all->clients.size(), 2u);
   EXPECT_TRUE(all->clients[0].suspect);
+}
+
+class ResyncTest : public MasterServiceTest {
+ protected:
+  template <typename T>
+  static ErrorCode CodeOf(const Result<T>& result) {
+    return result ? ErrorCode::OK : result.error().code();
+  }
+  Result<RegisterReply> RegisterAgain(const Uuid& id, uint64_t sequence) {
+    return Call<RegisterReply>(kRegister, RegisterRequest{.client_id = id,
+                                                          .sequence = sequence,
+                                                          .endpoint = "10.0.0.1:1",
+                                                          .tiers = {{.name = "DRAM", .capacity = 1 << 20}},
+                                                          .resync = true});
+  }
+  Result<AnnounceReply> AnnouncePacked(const Uuid& id, uint64_t sequence, const std::vector<std::string>& keys,
+                                       ContentStamp stamp = {}, bool done = false) {
+    std::vector<KeyState> states;
+    for (const auto& key : keys) {
+      states.push_back({.key = KeyDigest::Of(key), .present = true, .size = 10, .stamp = stamp});
+    }
+    return Call<AnnounceReply>(
+        kAnnounce,
+        AnnounceRequest{.client_id = id, .sequence = sequence, .resync_done = done, .packed = PackKeyStates(states)});
+  }
+};
+
+TEST_F(ResyncTest, KeysStayOfferedWhileTheyAreAnnouncedAgainAndWhatWasNotGoes) {
+  const Uuid id = Uuid::Random();
+  ASSERT_TRUE(RegisterAgain(id, 1));
+  ASSERT_TRUE(AnnouncePacked(id, 2, {"kept", "lost"}));
+  ASSERT_TRUE(RegisterAgain(id, 3));
+  EXPECT_EQ(OwnersOf("kept"), std::vector{id});
+  EXPECT_EQ(OwnersOf("lost"), std::vector{id});
+  ASSERT_TRUE(AnnouncePacked(id, 4, {"kept"}));
+  EXPECT_EQ(OwnersOf("lost"), std::vector{id});
+  ASSERT_TRUE(AnnouncePacked(id, 5, {}, {}, /*done=*/true));
+  EXPECT_EQ(OwnersOf("kept"), std::vector{id});
+  EXPECT_TRUE(OwnersOf("lost").empty());
+  EXPECT_EQ(master_->KeyCount(), 1u);
+}
+
+// Announcements and the message that ends them may come from two threads.
+TEST_F(ResyncTest, EndThatOvertakesAnAnnouncementDoesNotMakeItStale) {
+  const Uuid id = Uuid::Random();
+  ASSERT_TRUE(RegisterAgain(id, 1));
+  ASSERT_TRUE(AnnouncePacked(id, 3, {}, {}, /*done=*/true));
+  ASSERT_TRUE(AnnouncePacked(id, 2, {"k"}));
+  EXPECT_EQ(OwnersOf("k"), std::vector{id});
+  ASSERT_TRUE(RegisterAgain(id, 4));
+  EXPECT_EQ(CodeOf(AnnouncePacked(id, 3, {}, {}, /*done=*/true)), ErrorCode::CLIENT_NOT_FOUND);  // of the one before
+  EXPECT_EQ(OwnersOf("k"), std::vector{id});
+}
+
+TEST_F(ResyncTest, PackedPositionsGoOnAfterTheOthers) {
+  const Uuid first = Register("10.0.0.2:1");
+  ASSERT_TRUE(Announce(first, 2, {"a", "c"}));
+  const Uuid second = Register("10.0.0.3:1");
+  const AnnounceRequest request{.client_id = second,
+                                .sequence = 2,
+                                .keys = {{.key = KeyDigest::Of("a"), .present = true}},
+                                .packed = PackKeyStates({{.key = KeyDigest::Of("b"), .present = true},
+                                                         {.key = KeyDigest::Of("c"), .present = true}})};
+  const auto reply = Call<AnnounceReply>(kAnnounce, request);
+  ASSERT_TRUE(reply);
+  EXPECT_EQ(reply->rejected, (std::vector<uint32_t>{0, 2}));
+  EXPECT_FALSE(Call<AnnounceReply>(kAnnounce, AnnounceRequest{.client_id = second, .sequence = 3, .packed = "short"}));
+}
+
+TEST_F(ResyncTest, SupersededOwnersAreNamedWithTheirAddresses) {
+  const Uuid first = Register("10.0.0.2:1"), second = Register("10.0.0.3:1");
+  ASSERT_TRUE(AnnouncePacked(first, 2, {"x", "k"}, {.hlc = 5, .writer = 1}));
+  const auto reply = AnnouncePacked(second, 2, {"other", "k"}, {.hlc = 6, .writer = 2, .upserted = true});
+  ASSERT_TRUE(reply);
+  ASSERT_EQ(reply->superseded.size(), 1u);
+  EXPECT_EQ(reply->superseded[0].position, 1u);
+  EXPECT_EQ(reply->superseded[0].clients.at(0).endpoint, "10.0.0.2:1");
+  EXPECT_EQ(OwnersOf("k"), std::vector{second});
+  EXPECT_GT(reply->hlc, 6u);
+}
+
+TEST_F(ResyncTest, ReportedPeerIsNotOfferedUntilItIsHeardFrom) {
+  const Uuid owner = Register("10.0.0.2:1");
+  ASSERT_TRUE(Announce(owner, 2, {"k"}));
+  const auto report = [&](uint64_t sequence) {
+    EXPECT_TRUE(Call<RegisterReply>(kReportPeer, ReportPeerRequest{Uuid{1, 1}, owner, sequence}));
+  };
+  report(1);
+  EXPECT_TRUE(OwnersOf("k").empty());
+  EXPECT_EQ(TargetOf("new", 1), kTargetNone);
+  ASSERT_TRUE(Call<HeartbeatReply>(kHeartbeat, HeartbeatRequest{owner, {{.name = "DRAM", .capacity = 1 << 20}}}));
+  EXPECT_EQ(OwnersOf("k"), std::vector{owner});
+  report(1);  // comes twice, or late
+  EXPECT_EQ(OwnersOf("k"), std::vector{owner});
+}
+
+TEST_F(ResyncTest, WhatWasRemovedWhileItsOwnerWasSilentDoesNotComeBackWithIt) {
+  const Uuid id = Uuid::Random();
+  ASSERT_TRUE(RegisterAgain(id, 1));
+  ASSERT_TRUE(AnnouncePacked(id, 2, {"one", "two"}, {.hlc = 50, .writer = 1}));
+  clock_.Advance(seconds(11));
+  const auto removed = Call<RemoveKeysReply>(kRemoveKeys, RemoveKeysRequest{{KeyDigest::Of("one")}, 60});
+  ASSERT_TRUE(removed);
+  ASSERT_EQ(removed->routes.at(0).size(), 1u);
+  EXPECT_EQ(removed->clients.at(0).id, id);
+  const auto beat = Call<HeartbeatReply>(kHeartbeat, HeartbeatRequest{id, {}});
+  ASSERT_TRUE(beat);
+  EXPECT_FALSE(beat->known);  // it has to say what it has
+  ASSERT_TRUE(RegisterAgain(id, 3));
+  const auto reply = AnnouncePacked(id, 4, {"one", "two"}, {.hlc = 50, .writer = 1}, true);
+  ASSERT_TRUE(reply);
+  EXPECT_EQ(reply->rejected, std::vector<uint32_t>{0});
+  EXPECT_EQ(master_->KeyCount(), 1u);
+}
+
+TEST_F(ResyncTest, RemovalOfAllReachesThoseWhoWereSilentOrHadExpired) {
+  const Uuid id = Uuid::Random();
+  ASSERT_TRUE(RegisterAgain(id, 1));
+  ASSERT_TRUE(AnnouncePacked(id, 2, {"old"}, {.hlc = 50, .writer = 1}));
+  for (const int silence : {11, 60}) {
+    clock_.Advance(seconds(silence));
+    master_->SweepOnce();
+    ASSERT_TRUE(Call<ListClientsReply>(kRemoveFloor, RemoveFloorRequest{60}));
+    EXPECT_EQ(master_->KeyCount(), 0u);
+    ASSERT_TRUE(RegisterAgain(id, static_cast<uint64_t>(silence) * 10));
+    const auto old =
+        AnnouncePacked(id, static_cast<uint64_t>(silence) * 10 + 1, {"old"}, {.hlc = 50, .writer = 1}, true);
+    ASSERT_TRUE(old);
+    EXPECT_EQ(old->rejected.size(), 1u) << silence;
+  }
+  // From then on its clock may lag behind as it likes.
+  const auto fresh = AnnouncePacked(id, 1000, {"new"}, {.hlc = 55, .writer = 1});
+  ASSERT_TRUE(fresh);
+  EXPECT_TRUE(fresh->rejected.empty());
+}
+
+TEST_F(ResyncTest, HeartbeatsTellWhatOthersHaveFree) {
+  const Uuid a = Register("10.0.0.2:1", 1000), b = Register("10.0.0.3:1", 1000);
+  const auto beat = [&](const Uuid& id, uint64_t usage, bool draining = false) {
+    return *Call<HeartbeatReply>(
+        kHeartbeat, HeartbeatRequest{id, {{.name = "DRAM", .capacity = 1000, .usage = usage}}, draining, {}});
+  };
+  beat(b, 250);
+  auto reply = beat(a, 900);
+  EXPECT_DOUBLE_EQ(reply.best_peer_free, 0.75);
+  EXPECT_EQ(reply.healthy_clients, 2u);
+  beat(b, 250, /*draining=*/true);
+  reply = beat(a, 900);
+  EXPECT_DOUBLE_EQ(reply.best_peer_free, 0.0);
+  EXPECT_EQ(TargetOf("k", 1, {a}), kTargetNone);
 }
 
 }  // namespace

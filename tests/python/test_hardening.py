@@ -1,9 +1,11 @@
 """What users, operators and strangers get wrong: each costs one clear line, nothing hangs, nothing is corrupted."""
 import ctypes
+import json
 import mmap
 import os
 import socket
 import subprocess
+import urllib.error
 import urllib.request
 
 import pytest
@@ -41,7 +43,7 @@ def test_client_refuses_a_value_before_anything_starts(start, flag):
     assert flag.partition("=")[0] in line
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1:0", "http://127.0.0.1:50051", "etcd://127.0.0.1:2379"])
+@pytest.mark.parametrize("address", ["127.0.0.1:0", "http://127.0.0.1:50051", "redis://127.0.0.1:6379"])
 def test_client_refuses_a_master_address_that_cannot_be_one(start, address):
     assert address in refusal(start("mooncake_client", *client_flags(f"--master_server_address={address}")))
 
@@ -58,6 +60,38 @@ def test_taken_port_is_named_with_its_flag_and_nothing_stays_registered(start, m
     http = int(master.wait_for(r"http 127\.0\.0\.1:(\d+)").group(1))
     with urllib.request.urlopen(f"http://127.0.0.1:{http}/get_all_segments") as reply:
         assert reply.read() == b""
+
+
+def test_master_reports_its_clients_and_keys(start, master):
+    http = int(master.wait_for(r"http 127\.0\.0\.1:(\d+)").group(1))
+
+    def ask(path):
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{http}{path}") as reply:
+                return reply.status, reply.read().decode()
+        except urllib.error.HTTPError as error:
+            return error.code, error.read().decode()
+
+    start("mooncake_client", *client_flags(f"--master_server_address={master.address}"), ready="registered")
+    tiers = json.loads(ask("/tiers")[1])
+    assert [tier["capacity"] for client in tiers["clients"] for tier in client["tiers"]] == [16 << 20]
+    assert tiers["clients"][0]["suspect"] is False and tiers["key_count"] == 0
+    assert "Clients: 1 " in ask("/metrics/summary")[1]
+    assert ask("/role") == (200, "leader\n") and ask("/leader") == (200, f"{master.address}\n")
+    assert ask("/query_key?key=nobody")[0] == 404
+    assert json.loads(ask("/batch_query_keys?keys=a,,b")[1])["data"] == {
+        "a": {"ok": False, "values": []}, "b": {"ok": False, "values": []}}
+    for path in ("/query_key", "/query_key?key=", "/query_key?k=a", "/batch_query_keys", "/batch_query_keys?keys="):
+        assert ask(path)[0] == 400, path
+
+
+@pytest.mark.parametrize("flags", [["--enable_ha"], ["--etcd_endpoints=127.0.0.1:2379"],
+                                   ["--enable_ha", "--etcd_endpoints=127.0.0.1:x"],
+                                   ["--enable_ha", "--etcd_endpoints=127.0.0.1:1", "--election_backend=redis"],
+                                   ["--enable_ha", "--etcd_endpoints=127.0.0.1:1", "--cluster_id="]])
+def test_master_refuses_an_election_that_cannot_be_held(start, flags):
+    line = refusal(start("mooncake_master", "--rpc_address=127.0.0.1", "--port=0", "--metrics_port=0", *flags))
+    assert "etcd" in line or "cluster_id" in line
 
 
 def test_fraction_of_a_byte_is_no_capacity(start):

@@ -119,7 +119,7 @@ def test_wrong_arguments_are_type_errors(store):
 
 @pytest.mark.parametrize("changes", [
     {"engine": object()}, {"enable_offload": True}, {"enable_ssd_offload": True}, {"tenant_id": "t"},
-    {"runtime_config": "{}"}, {"master_server_addr": "etcd://127.0.0.1:2379"},
+    {"runtime_config": "{}"},
 ])
 def test_what_is_not_built_is_refused_by_name(store, changes, capfd):
     assert store.setup(**{**SETUP_DEFAULTS, "master_server_addr": "127.0.0.1:1", **changes}) == NOT_BUILT
@@ -127,7 +127,7 @@ def test_what_is_not_built_is_refused_by_name(store, changes, capfd):
 
 
 @pytest.mark.parametrize("changes", [
-    {"master_server_addr": "127.0.0.1:notaport"}, {"http_port": 70000}, {"client_rpc_port": 65536},
+    {"master_server_addr": "127.0.0.1:notaport"}, {"master_server_addr": "redis://127.0.0.1:6379"}, {"http_port": 70000}, {"client_rpc_port": 65536},
     {"client_rpc_thread_num": 0}, {"lock_shard_count": 0}, {"async_max_batch_size": 0},
 ])
 def test_values_out_of_range_are_invalid(store, changes, capfd):

@@ -1,5 +1,5 @@
 // Metadata under an HTTP address.
-#include "transfer_engine/metadata/http_call.h"
+#include "coordination/http_call.h"
 #include "transfer_engine/metadata/stores.h"
 
 namespace mooncake {

@@ -6,8 +6,8 @@
 
 #include <array>
 
-#include "transfer_engine/metadata/http_call.h"
-#include "transfer_engine/metadata/tcp_stream.h"
+#include "coordination/http_call.h"
+#include "coordination/tcp_stream.h"
 
 namespace mooncake {
 namespace {

@@ -4,13 +4,13 @@
 #include <charconv>
 
 #include "common/env.h"
+#include "coordination/etcd_client.h"
 #include "transfer_engine/metadata/stores.h"
 
 namespace mooncake {
 namespace {
 
 constexpr uint16_t kHttpPort = 80;
-constexpr uint16_t kEtcdPort = 2379;
 constexpr uint16_t kRedisPort = 6379;
 constexpr uint32_t kMaxRedisDatabase = 255;
 
@@ -25,14 +25,7 @@ Result<std::unique_ptr<MetadataStore>> Http(std::string_view rest) {
 }
 
 Result<std::unique_ptr<MetadataStore>> Etcd(std::string_view rest) {
-  std::vector<Endpoint> members;
-  while (!rest.empty()) {
-    const size_t end = std::min(rest.find_first_of(";,"), rest.size());
-    if (end != 0) members.push_back(MC_TRY(Endpoint::Parse(rest.substr(0, end), kEtcdPort)));
-    rest.remove_prefix(std::min(end + 1, rest.size()));
-  }
-  if (members.empty()) return Error(ErrorCode::INVALID_PARAMS, "no host");
-  return OpenEtcdMetadata(std::move(members));
+  return OpenEtcdMetadata(MC_TRY(ParseEtcdMembers(rest)));
 }
 
 Result<std::unique_ptr<MetadataStore>> Redis(std::string_view rest) {

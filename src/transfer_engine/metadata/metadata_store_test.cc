@@ -1,4 +1,4 @@
-// Connection strings, keys, base64.
+// Connection strings and keys of metadata servers, and what servers must not be believed.
 #include "transfer_engine/metadata/metadata_store.h"
 
 #include <gmock/gmock.h>
@@ -6,14 +6,20 @@
 
 #include <cstdlib>
 
-#include "transfer_engine/metadata/base64.h"
+#include "coordination/test_server_process.h"
 #include "transfer_engine/metadata/stores.h"
-#include "transfer_engine/metadata/test_server_process.h"
 
 namespace mooncake {
 namespace {
 
 using ::testing::HasSubstr;
+
+Deadline Soon() {
+  return Deadline::After(std::chrono::milliseconds(200));
+}
+Deadline Later() {
+  return Deadline::After(std::chrono::seconds(60));
+}
 
 TEST(MetadataStoreTest, KnowsItsConnectionStrings) {
   for (const char* connection :
@@ -69,27 +75,54 @@ TEST(MetadataStoreDeathTest, KeysAreThoseOfTheCluster) {
   EXPECT_EXIT(PrintKeysAndExit("c1/"), ::testing::ExitedWithCode(0), "^mooncake/c1/ram/node:1");
 }
 
-TEST(Base64Test, RoundTripsEveryLengthAndByte) {
-  std::string bytes;
-  for (int i = 0; i < 300; ++i) {
-    const auto decoded = FromBase64(Base64(bytes));
-    ASSERT_TRUE(decoded);
-    ASSERT_EQ(*decoded, bytes);
-    bytes += static_cast<char>(i * 7);
+void ExpectAllFail(MetadataStore& store, const std::string& text) {
+  const auto got = store.Get("key", Later());
+  ASSERT_FALSE(got) << text;
+  EXPECT_EQ(got.error().code(), ErrorCode::METADATA_ERROR);
+  const auto put = store.Put("key", "value", Later());
+  ASSERT_FALSE(put) << text;
+  EXPECT_EQ(put.error().code(), ErrorCode::METADATA_ERROR);
+  const auto removed = store.Remove("key", Later());
+  ASSERT_FALSE(removed) << text;
+  EXPECT_EQ(removed.error().code(), ErrorCode::METADATA_ERROR);
+}
+
+TEST(MetadataGarbageTest, HttpCodesOtherThanTheKnownAreErrors) {
+  for (const std::string text : {"garbage", "HTTP/1.1 500 Oh\r\n\r\nno", "HTTP/1.1 301 Moved\r\nLocation: /\r\n\r\n"}) {
+    const ScriptedServer server(text);
+    ExpectAllFail(*OpenHttpMetadata({"127.0.0.1", server.port()}, "/metadata"), text);
   }
 }
 
-TEST(Base64Test, IsTheUsualOne) {
-  EXPECT_EQ(Base64(""), "");
-  EXPECT_EQ(Base64("f"), "Zg==");
-  EXPECT_EQ(Base64("fo"), "Zm8=");
-  EXPECT_EQ(Base64("foo"), "Zm9v");
-  EXPECT_EQ(Base64("\xff\xfe\xfd"), "//79");
+TEST(MetadataGarbageTest, EtcdRepliesThatAreNoneAreErrors) {
+  for (const std::string body : {"", "garbage", "[]", "{}", "{\"header\":{", "1e999", "\xff"}) {
+    const ScriptedServer server("HTTP/1.1 200 OK\r\n\r\n" + body);
+    ExpectAllFail(*OpenEtcdMetadata({{"127.0.0.1", server.port()}}), body);
+  }
+  for (const std::string kvs : {"1", "[]", "[1]", "[{\"value\":1}]", "[{\"value\":\"*\"}]", "[{},{}]"}) {
+    const ScriptedServer server("HTTP/1.1 200 OK\r\n\r\n{\"header\":{},\"kvs\":" + kvs + "}");
+    EXPECT_FALSE(OpenEtcdMetadata({{"127.0.0.1", server.port()}})->Get("key", Later())) << kvs;
+  }
 }
 
-TEST(Base64Test, RefusesWhatItDoesNotMake) {
-  for (const char* text : {"Z", "Zg", "Zg=", "Z===", "====", "Zh==", "Zm9=", "Zg==Zg==", "Zm 9v", "Zm9*", "=m9v"}) {
-    EXPECT_FALSE(FromBase64(text)) << text;
+TEST(MetadataGarbageTest, RedisRepliesThatAreNoneAreErrors) {
+  for (const std::string text : {"", "garbage\r\n", "-ERR no\r\n", "*2147483647\r\n", "*1000000000\r\n", "$5\r\nab",
+                                 "$-2\r\n", "$99999999999999999999\r\n", "HTTP/1.1 400 Bad\r\n\r\n"}) {
+    const ScriptedServer server(text);
+    ExpectAllFail(*OpenRedisMetadata({.server = {"127.0.0.1", server.port()}}), text);
+  }
+}
+
+TEST(MetadataGarbageTest, SilentServersCostTheDeadline) {
+  const ScriptedServer server(&ScriptedServer::WaitForClose);
+  const Endpoint at{"127.0.0.1", server.port()};
+  for (const auto& open :
+       {std::function([&] { return OpenHttpMetadata(at, "/"); }), std::function([&] { return OpenEtcdMetadata({at}); }),
+        std::function([&] { return OpenRedisMetadata({.server = at}); })}) {
+    const auto got = open()->Get("key", Soon());
+    ASSERT_FALSE(got);
+    EXPECT_EQ(got.error().code(), ErrorCode::METADATA_ERROR);
+    EXPECT_THAT(got.error().message(), HasSubstr("the deadline passed"));
   }
 }
 

@@ -4,9 +4,9 @@
 
 #include <optional>
 
+#include "coordination/test_server_process.h"
 #include "transfer_engine/metadata/http_metadata_server.h"
 #include "transfer_engine/metadata/stores.h"
-#include "transfer_engine/metadata/test_server_process.h"
 
 namespace mooncake {
 namespace {
@@ -81,27 +81,13 @@ class RedisServer final : public Server {
 
 class EtcdServer final : public Server {
  public:
-  bool Start(uint16_t port) override {
-    const std::string clients = "http://127.0.0.1:" + std::to_string(port);
-    if (peers_.empty()) peers_ = "http://127.0.0.1:" + std::to_string(FreePort());
-    process_.emplace(
-        std::vector<std::string>{TestServersFolder() + "/usr/bin/etcd", "--data-dir", folder_.path() + "/data",
-                                 "--listen-client-urls", clients, "--advertise-client-urls", clients,
-                                 "--listen-peer-urls", peers_, "--initial-advertise-peer-urls", peers_,
-                                 "--initial-cluster", "default=" + peers_},
-        "ready to serve client requests");
-    port_ = port;
-    return process_->started();
-  }
-  void Kill() override { process_->Kill(); }
-  std::unique_ptr<MetadataStore> Connect() override { return OpenEtcdMetadata({{"127.0.0.1", port_}}); }
-  uint16_t port() const { return port_; }
+  bool Start(uint16_t port) override { return process_.Start(port); }
+  void Kill() override { process_.Kill(); }
+  std::unique_ptr<MetadataStore> Connect() override { return OpenEtcdMetadata({process_.endpoint()}); }
+  uint16_t port() const { return process_.endpoint().port; }
 
  private:
-  TestFolder folder_;
-  std::string peers_;
-  uint16_t port_ = 0;
-  std::optional<ServerProcess> process_;
+  EtcdProcess process_;
 };
 
 // On a free port; null, with a failed test, when it does not start.
@@ -115,9 +101,6 @@ std::unique_ptr<T> Started(Args&&... args) {
   ADD_FAILURE() << "the server does not start";
   return nullptr;
 }
-
-#define SKIP_WITHOUT_SERVERS() \
-  if (TestServersFolder().empty()) GTEST_SKIP() << "no real servers: run scripts/fetch_test_servers.sh"
 
 class RealServerTest : public ::testing::TestWithParam<std::string> {
  protected:

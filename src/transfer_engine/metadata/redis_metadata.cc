@@ -6,8 +6,8 @@
 #include <mutex>
 
 #include "common/json_text.h"
+#include "coordination/tcp_stream.h"
 #include "transfer_engine/metadata/stores.h"
-#include "transfer_engine/metadata/tcp_stream.h"
 
 namespace mooncake {
 namespace {

@@ -1,5 +1,5 @@
 // Three bytes as four characters.
-#include "transfer_engine/metadata/base64.h"
+#include "coordination/base64.h"
 
 #include <algorithm>
 #include <cstdint>

@@ -13,11 +13,14 @@
 #include <csignal>
 #include <filesystem>
 #include <functional>
+#include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "common/check.h"
+#include "common/endpoint.h"
 
 namespace mooncake {
 
@@ -46,7 +49,7 @@ inline std::string TestServersFolder() {
 class TestFolder {
  public:
   TestFolder() {
-    std::string pattern = (std::filesystem::temp_directory_path() / "metadata_test.XXXXXX").string();
+    std::string pattern = (std::filesystem::temp_directory_path() / "server_test.XXXXXX").string();
     path_ = mkdtemp(pattern.data());
   }
   ~TestFolder() { std::filesystem::remove_all(path_); }
@@ -126,6 +129,45 @@ class ServerProcess {
   std::string said_;  // until it was ready
   std::thread drain_;
 };
+
+// etcd with one member and a folder of its own, which outlives its lives.
+class EtcdProcess {
+ public:
+  // False when the port has been taken meanwhile.
+  bool Start(uint16_t port) {
+    const std::string clients = "http://127.0.0.1:" + std::to_string(port);
+    if (peers_.empty()) peers_ = "http://127.0.0.1:" + std::to_string(FreePort());
+    process_.emplace(
+        std::vector<std::string>{TestServersFolder() + "/usr/bin/etcd", "--data-dir", folder_.path() + "/data",
+                                 "--listen-client-urls", clients, "--advertise-client-urls", clients,
+                                 "--listen-peer-urls", peers_, "--initial-advertise-peer-urls", peers_,
+                                 "--initial-cluster", "default=" + peers_},
+        "ready to serve client requests");
+    port_ = port;
+    return process_->started();
+  }
+  void Kill() { process_->Kill(); }
+  // On a free port; null, with a failed test, when it does not start.
+  static std::unique_ptr<EtcdProcess> OnFreePort() {
+    constexpr int kAttempts = 5;
+    for (int i = 0; i < kAttempts; ++i) {
+      auto server = std::make_unique<EtcdProcess>();
+      if (server->Start(FreePort())) return server;
+    }
+    ADD_FAILURE() << "etcd does not start";
+    return nullptr;
+  }
+  Endpoint endpoint() const { return {"127.0.0.1", port_}; }
+
+ private:
+  TestFolder folder_;
+  std::string peers_;
+  uint16_t port_ = 0;
+  std::optional<ServerProcess> process_;
+};
+
+#define SKIP_WITHOUT_SERVERS() \
+  if (TestServersFolder().empty()) GTEST_SKIP() << "no real servers: run scripts/fetch_test_servers.sh"
 
 // A server that lets `answer` answer every connection after its first bytes, and closes when the client has.
 class ScriptedServer {

@@ -1,13 +1,12 @@
 // HTTP answers, well-formed and hostile.
-#include "transfer_engine/metadata/http_call.h"
+#include "coordination/http_call.h"
 
 #include <gmock/gmock.h>
 
 #include <future>
 
-#include "transfer_engine/metadata/stores.h"
-#include "transfer_engine/metadata/tcp_stream.h"
-#include "transfer_engine/metadata/test_server_process.h"
+#include "coordination/tcp_stream.h"
+#include "coordination/test_server_process.h"
 
 namespace mooncake {
 namespace {
@@ -176,57 +175,6 @@ TEST(HttpCallTest, EscapesWhatAUrlCannotHold) {
   EXPECT_EQ(UrlEscape("mooncake/ram/a:1 b&c=d+e%"), "mooncake%2Fram%2Fa%3A1%20b%26c%3Dd%2Be%25");
   EXPECT_EQ(UrlEscape(std::string("\0\xff", 2)), "%00%FF");
   EXPECT_EQ(UrlEscape("aZ09-._~"), "aZ09-._~");
-}
-
-void ExpectAllFail(MetadataStore& store, const std::string& text) {
-  const auto got = store.Get("key", Later());
-  ASSERT_FALSE(got) << text;
-  EXPECT_EQ(got.error().code(), ErrorCode::METADATA_ERROR);
-  const auto put = store.Put("key", "value", Later());
-  ASSERT_FALSE(put) << text;
-  EXPECT_EQ(put.error().code(), ErrorCode::METADATA_ERROR);
-  const auto removed = store.Remove("key", Later());
-  ASSERT_FALSE(removed) << text;
-  EXPECT_EQ(removed.error().code(), ErrorCode::METADATA_ERROR);
-}
-
-TEST(MetadataGarbageTest, HttpCodesOtherThanTheKnownAreErrors) {
-  for (const std::string text : {"garbage", "HTTP/1.1 500 Oh\r\n\r\nno", "HTTP/1.1 301 Moved\r\nLocation: /\r\n\r\n"}) {
-    const ScriptedServer server(text);
-    ExpectAllFail(*OpenHttpMetadata({"127.0.0.1", server.port()}, "/metadata"), text);
-  }
-}
-
-TEST(MetadataGarbageTest, EtcdRepliesThatAreNoneAreErrors) {
-  for (const std::string body : {"", "garbage", "[]", "{}", "{\"header\":{", "1e999", "\xff"}) {
-    const ScriptedServer server("HTTP/1.1 200 OK\r\n\r\n" + body);
-    ExpectAllFail(*OpenEtcdMetadata({{"127.0.0.1", server.port()}}), body);
-  }
-  for (const std::string kvs : {"1", "[]", "[1]", "[{\"value\":1}]", "[{\"value\":\"*\"}]", "[{},{}]"}) {
-    const ScriptedServer server("HTTP/1.1 200 OK\r\n\r\n{\"header\":{},\"kvs\":" + kvs + "}");
-    EXPECT_FALSE(OpenEtcdMetadata({{"127.0.0.1", server.port()}})->Get("key", Later())) << kvs;
-  }
-}
-
-TEST(MetadataGarbageTest, RedisRepliesThatAreNoneAreErrors) {
-  for (const std::string text : {"", "garbage\r\n", "-ERR no\r\n", "*2147483647\r\n", "*1000000000\r\n", "$5\r\nab",
-                                 "$-2\r\n", "$99999999999999999999\r\n", "HTTP/1.1 400 Bad\r\n\r\n"}) {
-    const ScriptedServer server(text);
-    ExpectAllFail(*OpenRedisMetadata({.server = {"127.0.0.1", server.port()}}), text);
-  }
-}
-
-TEST(MetadataGarbageTest, SilentServersCostTheDeadline) {
-  const ScriptedServer server(&ScriptedServer::WaitForClose);
-  const Endpoint at{"127.0.0.1", server.port()};
-  for (const auto& open :
-       {std::function([&] { return OpenHttpMetadata(at, "/"); }), std::function([&] { return OpenEtcdMetadata({at}); }),
-        std::function([&] { return OpenRedisMetadata({.server = at}); })}) {
-    const auto got = open()->Get("key", Soon());
-    ASSERT_FALSE(got);
-    EXPECT_EQ(got.error().code(), ErrorCode::METADATA_ERROR);
-    EXPECT_THAT(got.error().message(), HasSubstr("the deadline passed"));
-  }
 }
 
 }  // namespace

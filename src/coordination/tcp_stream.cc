@@ -1,5 +1,5 @@
 // Non-blocking sockets and poll.
-#include "transfer_engine/metadata/tcp_stream.h"
+#include "coordination/tcp_stream.h"
 
 #include <netdb.h>
 #include <netinet/tcp.h>

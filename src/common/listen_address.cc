@@ -1,5 +1,5 @@
 // Address choice by asking the kernel which way the master lies.
-#include "client/listen_address.h"
+#include "common/listen_address.h"
 
 #include <netdb.h>
 #include <sys/socket.h>

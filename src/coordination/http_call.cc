@@ -1,5 +1,5 @@
 // HTTP/1.1 as far as a client needs it that sends one request and then closes.
-#include "transfer_engine/metadata/http_call.h"
+#include "coordination/http_call.h"
 
 #include <algorithm>
 #include <array>
@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "common/json_text.h"
-#include "transfer_engine/metadata/tcp_stream.h"
+#include "coordination/tcp_stream.h"
 
 namespace mooncake {
 namespace {
