@@ -124,13 +124,17 @@ Result<void> PeerService::OpenWindow(rpc::SessionId session, const AllocationHan
                                      protocol::OpenReply& reply) {
   const MemoryRange memory = AsMemoryRange(handle->data);
   std::shared_ptr<const void> hold = handle;
-  if (const auto* host = std::get_if<HostRange>(&memory)) {
-    RegionRegistry& regions = parts_.engine.regions();
-    const auto address = reinterpret_cast<uint64_t>(host->data());
-    const uint64_t key = MC_TRY(regions.Grant(address, host->size(), writable, handle));
+  RegionRegistry& regions = parts_.engine.regions();
+  const auto* const host = std::get_if<HostRange>(&memory);
+  const auto address = host != nullptr ? reinterpret_cast<uint64_t>(host->data())
+                                       : static_cast<uint64_t>(std::get<NpuRange>(memory).at.device_ptr);
+  const auto key = regions.Grant(address, SizeOf(memory), writable, handle);
+  // An NPU's memory that this process does not lend goes over the RPC connection.
+  if (!key && host != nullptr) return std::unexpected(key.error());
+  if (key) {
     reply.address = address;
-    reply.key = key;
-    hold = std::shared_ptr<const void>(handle.get(), [&regions, key](const void*) { regions.Revoke(key); });
+    reply.key = *key;
+    hold = std::shared_ptr<const void>(handle.get(), [&regions, key = *key](const void*) { regions.Revoke(key); });
   }
   reply.window = MC_TRY(windows_.Open(session, {memory, std::move(hold), writable}));
   return {};

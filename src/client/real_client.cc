@@ -42,6 +42,7 @@ RealClient::RealClient(RealClientOptions options, OpenedTiers tiers)
       tiers_(std::move(tiers.tiers)) {
   for (const auto& tier : tiers_) {
     if (const auto memory = tier->host_memory()) host_memory_.push_back(*memory);
+    std::ranges::copy(tier->device_memory(), std::back_inserter(device_memory_));
   }
   local_get_ = MakeTraffic("local", "get");
   remote_get_ = MakeTraffic("remote", "get");
@@ -146,7 +147,8 @@ Result<void> RealClient::Listen(const std::string& bind_host, uint16_t port) {
   return {};
 }
 
-// On the client's own port, under the client's identity; tiers in host memory can be reached one-sided.
+// On the client's own port, under the client's identity; tiers in host memory can be reached one-sided, and those of an
+// NPU through slots that it lends, where that spares peers the RPC connection.
 Result<void> RealClient::StartEngine(const ListenAddress& address) {
   TransferEngineOptions options = MC_TRY(TransferEngineOptionsFromEnvironment());
   options.metadata = "P2PHANDSHAKE";
@@ -155,6 +157,7 @@ Result<void> RealClient::StartEngine(const ListenAddress& address) {
   options.protocols = MC_TRY(ProtocolsOf(options_.protocol, options.force_tcp));
   if (!options_.rdma_devices.empty()) options.device_filter = options_.rdma_devices;  // else MC_TE_FILTERS
   options.default_timeout = options_.call_timeout;
+  const bool bridge = std::ranges::count(options.protocols, "ascend_rdma") > 0;
   engine_ = MC_TRY(TransferEngine::OpenOn(
       std::move(options), {.io = *io_,
                            .server = *server_,
@@ -165,7 +168,19 @@ Result<void> RealClient::StartEngine(const ListenAddress& address) {
     MC_TRY(engine_->RegisterMemory(memory.base, memory.bytes,
                                    {.access = RegionAccess::kByGrant, .shared = SharedMemory{memory.memfd, 0}}));
   }
+  if (uses_rdma_ || bridge) LendDeviceMemory();
   return {};
+}
+
+void RealClient::LendDeviceMemory() {
+  for (const DeviceMemory& memory : device_memory_) {
+    auto* const address = reinterpret_cast<void*>(static_cast<uintptr_t>(memory.at.device_ptr));
+    const auto lent = engine_->RegisterMemory(address, memory.bytes,
+                                              {.access = RegionAccess::kByGrant, .device_id = memory.at.device_id});
+    if (lent) continue;
+    log::Warn("blocks of the tier on NPU {} go to peers over the RPC connections: {}", memory.at.device_id,
+              lent.error().ToString());
+  }
 }
 
 // Only a wire that has to know memory beforehand needs it.
@@ -245,7 +260,7 @@ std::string RealClient::MetricsText() {
     set("device_refusals_total", "blocks the device refused although the tier had room", view.device_refusals);
     set("lost", "1: the tier's memory is gone for good", view.lost ? 1 : 0);
   }
-  return metrics_.Serialize();
+  return metrics_.Serialize() + engine_->MetricsText();
 }
 
 Result<protocol::ListClientsReply> RealClient::ListClients() {

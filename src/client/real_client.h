@@ -106,6 +106,7 @@ class RealClient {
   RealClient(RealClientOptions options, OpenedTiers tiers);
   Result<void> Start();
   Result<void> Listen(const std::string& bind_host, uint16_t port);
+  void LendDeviceMemory();
   Result<void> StartEngine(const ListenAddress& address);
   Result<void> StartHttp(const std::string& bind_host);
   Announcer::Hooks AnnouncerHooks();
@@ -136,7 +137,8 @@ class RealClient {
   StagingPool serving_staging_;
   std::unique_ptr<rpc::IoPool> io_;
   std::vector<std::shared_ptr<CacheTier>> tiers_;  // handed to the backend at start
-  std::vector<HostMemory> host_memory_;            // of those in host memory
+  std::vector<DeviceMemory> device_memory_;
+  std::vector<HostMemory> host_memory_;  // of those in host memory
   bool uses_rdma_ = false;
   std::unique_ptr<TieredBackend> backend_;  // null without tiers
   std::unique_ptr<MasterLink> link_;

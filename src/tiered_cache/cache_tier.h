@@ -20,6 +20,12 @@ struct HostMemory {
   int memfd = -1;  // the whole file is that memory; the tier's
 };
 
+// Memory of a device that a tier keeps from its start to its end.
+struct DeviceMemory {
+  AscendUnifiedPointer at;
+  size_t bytes = 0;
+};
+
 // Any thread. A tier outlives every buffer it handed out: AllocationHandle holds it.
 class CacheTier {
  public:
@@ -52,6 +58,8 @@ class CacheTier {
   virtual uint64_t device_refusals() const { return 0; }
   // For transports that reach it as a whole; nullopt for device memory.
   virtual std::optional<HostMemory> host_memory() const { return std::nullopt; }
+  // The same for device memory; empty where each block is the driver's.
+  virtual std::vector<DeviceMemory> device_memory() const { return {}; }
   // True once the memory is gone for good, with all it held.
   virtual bool lost() const { return false; }
 

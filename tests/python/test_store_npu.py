@@ -1,4 +1,7 @@
 """NPU tiers and NPU pointers, on the emulated runtime."""
+import json
+import urllib.request
+
 import numpy as np
 import pytest
 from conftest import free_port, run_python
@@ -98,6 +101,32 @@ def test_blocks_move_from_npu_to_dram_when_the_npu_is_full(master, open_p2p_stor
     for key, value in values.items():
         assert store.put(key, value) == 0
     assert store.get_batch(list(values)) == list(values.values())
+
+
+def bytes_lent(port):
+    """What peers have moved through the slots of the owner's NPU."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as reply:
+        lines = reply.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines
+               if line.startswith("mooncake_npu_bridge_bytes_total") and 'role="target"' in line)
+
+
+# A client that knows nothing of NPUs; each size of its values goes another way where the owner lends.
+@pytest.mark.parametrize("protocol", ["ascend_rdma", "tcp"])
+def test_large_blocks_of_an_npu_tier_are_moved_through_lent_slots(start, master, open_store, protocol):
+    http_port = free_port()
+    tiers = {"tiers": [{"type": "ASCEND_NPU", "capacity": 64 * MiB, "priority": 1}]}
+    start("mooncake_client", "--host=127.0.0.1", "--port=0", f"--client_rpc_port={free_port()}",
+          f"--http_port={http_port}", f"--tiered_backend_config={json.dumps(tiers)}", f"--protocol={protocol}",
+          f"--master_server_address={master.address}", ready="ready")
+    plain = open_store(master, global_segment_size=0)
+    sizes = (4096, 4 * MiB, 9 * MiB + 3, 20 * MiB)
+    for size in sizes:
+        assert plain.put(str(size), pattern(size)) == 0
+    for size in sizes:
+        assert plain.get(str(size)) == pattern(size)
+    large = sum(size for size in sizes if size > 4 * MiB)
+    assert bytes_lent(http_port) == (2 * large if protocol == "ascend_rdma" else 0)
 
 
 def test_handle_of_an_npu_object_outlives_key_and_store(master, open_p2p_store):

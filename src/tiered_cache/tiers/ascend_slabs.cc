@@ -123,6 +123,14 @@ void AscendSlabs::Free(const OffsetAllocator::Range& range) {
   allocator_.Free(range);
 }
 
+std::vector<DeviceMemory> AscendSlabs::memory() const {
+  std::vector<DeviceMemory> memory;
+  for (const AscendUnifiedPointer& slab : slabs_) {
+    memory.push_back({slab, std::min(slab_size_, capacity_ - memory.size() * slab_size_)});
+  }
+  return memory;
+}
+
 size_t AscendSlabs::usage() const {
   std::lock_guard lock(mutex_);
   return allocator_.allocated_bytes() - walls_bytes();

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "device/npu_runtime.h"
+#include "tiered_cache/cache_tier.h"
 #include "tiered_cache/offset_allocator.h"
 
 namespace mooncake {
@@ -41,6 +42,7 @@ class AscendSlabs {
   std::optional<Piece> Allocate(size_t size);
   void Free(const OffsetAllocator::Range& range);
 
+  std::vector<DeviceMemory> memory() const;
   size_t slab_count() const { return slabs_.size(); }
   // Bytes that pieces can take in all, and the largest piece there can ever be.
   size_t capacity() const { return capacity_; }

@@ -44,6 +44,9 @@ class AscendCacheTier final : public CacheTier {
   size_t largest_hole() const override;
   size_t largest_block() const override;
   uint64_t device_refusals() const override { return refusals_.load(std::memory_order_relaxed); }
+  std::vector<DeviceMemory> device_memory() const override {
+    return slabs_ ? slabs_->memory() : std::vector<DeviceMemory>{};
+  }
   bool lost() const override { return runtime_->DeviceLost(device_id_); }
   int32_t device_id() const { return device_id_; }
   // Bytes of blocks that the device did not take back. They stay in the usage: the device still spends them.
