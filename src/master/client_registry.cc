@@ -229,6 +229,7 @@ std::vector<uint32_t> ClientRegistry::TakeExpired() {
 std::vector<uint32_t> ClientRegistry::TakeAll() {
   std::lock_guard lock(mutex_);
   std::vector<uint32_t> numbers;
+  numbers.reserve(by_number_.size());
   for (const auto& [number, id] : by_number_) numbers.push_back(number);
   clients_.clear();
   by_number_.clear();

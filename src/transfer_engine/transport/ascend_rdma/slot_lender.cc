@@ -177,20 +177,17 @@ void SlotLender::OpenLane(LeaseId id, int32_t device_id, TransferOperation opera
 }
 
 void SlotLender::Start(LeaseId id, Lane* lane, TransferOperation operation) {
-  bool wanted = false;
   {
     std::lock_guard lock(mutex_);
     const auto lease = leases_.find(id);
-    wanted = !closed_ && lease != leases_.end() && !lease->second.giving_up;
     // From here on whoever gives up tells the lane, and the lane hears of the operation first or ends it at once.
-    if (wanted) {
+    if (!closed_ && lease != leases_.end() && !lease->second.giving_up) {
       lease->second.lane = lane;
       std::vector<BridgedOperation> one;
       one.push_back({.operation = std::move(operation), .wire = wire_.get()});
-      lane->Submit(std::move(one));
+      return lane->Submit(std::move(one));
     }
   }
-  if (wanted) return;
   operation.local_use.Release();
   operation.done(std::unexpected(Canceled("its peer or its memory is gone")));
 }
