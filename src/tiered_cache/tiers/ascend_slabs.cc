@@ -125,6 +125,7 @@ void AscendSlabs::Free(const OffsetAllocator::Range& range) {
 
 std::vector<DeviceMemory> AscendSlabs::memory() const {
   std::vector<DeviceMemory> memory;
+  memory.reserve(slabs_.size());
   for (const AscendUnifiedPointer& slab : slabs_) {
     memory.push_back({slab, std::min(slab_size_, capacity_ - memory.size() * slab_size_)});
   }
