@@ -155,11 +155,13 @@ TEST_F(BridgeRules, C15D11D14TheRingIsOrdinaryPageLockedMemoryThatNobodyElseReac
   SegmentDescriptor self;
   bridge_->Describe(self);
   EXPECT_TRUE(self.regions.empty() && self.protocols.empty());
-  const AscendUnifiedPointer memory = Allocate(1 << 20);
+  const AscendUnifiedPointer source = Allocate(1 << 20);
+  const AscendUnifiedPointer target = Allocate(1 << 20);
   std::vector<std::byte> remote(1 << 20);
+  std::vector<std::byte> other_remote(1 << 20);
   Ends ends;
-  Submit(Make(kWrite, memory, remote.size(), remote.data(), ends.Done(0)));
-  Submit(Make(kRead, memory, remote.size(), remote.data(), ends.Done(1)));
+  Submit(Make(kWrite, source, remote.size(), remote.data(), ends.Done(0)));
+  Submit(Make(kRead, target, remote.size(), other_remote.data(), ends.Done(1)));
   wire_.Serve([&] { return ends.count() == 2; });
   const aclemu_stats now = EmulatorProbe::Stats();
   EXPECT_EQ(now.pageable_async_fallbacks, before_.pageable_async_fallbacks);
