@@ -125,12 +125,10 @@ Result<void> PeerService::OpenWindow(rpc::SessionId session, const AllocationHan
   const MemoryRange memory = AsMemoryRange(handle->data);
   std::shared_ptr<const void> hold = handle;
   RegionRegistry& regions = parts_.engine.regions();
-  const auto* const host = std::get_if<HostRange>(&memory);
-  const auto address = host != nullptr ? reinterpret_cast<uint64_t>(host->data())
-                                       : static_cast<uint64_t>(std::get<NpuRange>(memory).at.device_ptr);
+  const uint64_t address = AddressOf(memory);
   const auto key = regions.Grant(address, SizeOf(memory), writable, handle);
   // An NPU's memory that this process does not lend goes over the RPC connection.
-  if (!key && host != nullptr) return std::unexpected(key.error());
+  if (!key && IsHost(memory)) return std::unexpected(key.error());
   if (key) {
     reply.address = address;
     reply.key = *key;

@@ -28,6 +28,12 @@ inline size_t SizeOf(const MemoryRange& range) {
   return std::get<NpuRange>(range).size;
 }
 
+// As regions and peers name it.
+inline uint64_t AddressOf(const MemoryRange& range) {
+  if (const auto* host = std::get_if<HostRange>(&range)) return reinterpret_cast<uint64_t>(host->data());
+  return static_cast<uint64_t>(std::get<NpuRange>(range).at.device_ptr);
+}
+
 inline bool IsHost(const MemoryRange& range) {
   return std::holds_alternative<HostRange>(range);
 }

@@ -30,11 +30,6 @@ Sides SidesOf(const PieceCopy& copy) {
   return {copy.remote, copy.operation.local};
 }
 
-uintptr_t AddressOf(const MemoryRange& range) {
-  if (const auto* host = std::get_if<HostRange>(&range)) return reinterpret_cast<uintptr_t>(host->data());
-  return static_cast<uintptr_t>(std::get<NpuRange>(range).at.device_ptr);
-}
-
 bool Overlap(const Sides& sides) {
   if (IsHost(sides.target) != IsHost(sides.source)) return false;
   if (!IsHost(sides.target) &&

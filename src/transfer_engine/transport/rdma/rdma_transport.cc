@@ -35,10 +35,6 @@ std::vector<std::string> WantedDevices(const TransportContext& context) {
   return wanted;
 }
 
-uint64_t AddressOf(const MemoryRange& range) {
-  return reinterpret_cast<uint64_t>(std::get<HostRange>(range).data());
-}
-
 // Whether the pieces around this part of the region have a key for each of the devices.
 bool HasKeys(const SegmentRegion& region, uint64_t address, uint64_t length, size_t devices) {
   if (devices == 0 || length == 0 || !region.Covers(address, length)) return false;
