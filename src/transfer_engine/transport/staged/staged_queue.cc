@@ -10,20 +10,9 @@
 #include "common/log.h"
 
 namespace mooncake::staged {
-namespace {
-
-constexpr size_t kSmallBytes = size_t{1} << 20;  // up to
-constexpr size_t kOpenSmall = 32;                // per peer
-constexpr size_t kOpenLarge = 4;
-
-}  // namespace
 
 Queue::~Queue() {
   MC_CHECK(!thread_.joinable() && open_.empty(), "{} transfers are open at the end", open_.size());
-}
-
-bool Queue::Small(const Transfer& transfer) {
-  return transfer.length() <= kSmallBytes;
 }
 
 void Queue::Add(TransferOperation operation, Transport& wire) {
@@ -35,12 +24,10 @@ void Queue::Add(TransferOperation operation, Transport& wire) {
     std::lock_guard lock(mutex_);
     closed = closed_;
     if (!closed) {
-      Peer& queue = peers_[peer];
-      const bool small = Small(*transfer);
-      Kind& kind = small ? queue.small : queue.large;
+      Kind& kind = peers_[peer].Of(*transfer);
       kind.waiting.push_back(transfer);
       deadlines_.emplace(transfer->deadline().time(), transfer.get());
-      start = Next(kind, small ? kOpenSmall : kOpenLarge);
+      start = Next(kind);
       if (start == nullptr) StartThread();
     }
   }
@@ -48,8 +35,8 @@ void Queue::Add(TransferOperation operation, Transport& wire) {
   if (start != nullptr) start->Start();
 }
 
-Queue::TransferPtr Queue::Next(Kind& kind, size_t limit) {
-  if (kind.waiting.empty() || kind.open >= limit) return nullptr;
+Queue::TransferPtr Queue::Next(Kind& kind) {
+  if (kind.waiting.empty() || kind.open >= kind.limit) return nullptr;
   TransferPtr next = std::move(kind.waiting.front());
   kind.waiting.pop_front();
   deadlines_.erase({next->deadline().time(), next.get()});
@@ -64,10 +51,9 @@ void Queue::Left(const TransferPtr& transfer) {
     std::lock_guard lock(mutex_);
     open_.erase(transfer.get());
     const auto peer = peers_.find(transfer->peer());
-    const bool small = Small(*transfer);
-    Kind& kind = small ? peer->second.small : peer->second.large;
+    Kind& kind = peer->second.Of(*transfer);
     --kind.open;
-    start = Next(kind, small ? kOpenSmall : kOpenLarge);
+    start = Next(kind);
     if (peer->second.Idle()) peers_.erase(peer);
     changed_.notify_all();
   }
@@ -77,8 +63,7 @@ void Queue::Left(const TransferPtr& transfer) {
 void Queue::StopWaiting(const TransferPtr& transfer) {
   deadlines_.erase({transfer->deadline().time(), transfer.get()});
   const auto peer = peers_.find(transfer->peer());
-  auto& waiting = (Small(*transfer) ? peer->second.small : peer->second.large).waiting;
-  std::erase(waiting, transfer);
+  std::erase(peer->second.Of(*transfer).waiting, transfer);
   if (peer->second.Idle()) peers_.erase(peer);
 }
 

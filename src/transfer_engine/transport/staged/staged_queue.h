@@ -35,19 +35,23 @@ class Queue : public std::enable_shared_from_this<Queue> {
 
  private:
   using TransferPtr = std::shared_ptr<Transfer>;
+  static constexpr size_t kSmallBytes = size_t{1} << 20;  // up to
+  static constexpr size_t kOpenSmall = 32;                // per peer
+  static constexpr size_t kOpenLarge = 4;
   struct Kind {
+    size_t limit;  // of those open
     size_t open = 0;
     std::deque<TransferPtr> waiting;
   };
   struct Peer {
-    Kind small;
-    Kind large;
+    Kind small{.limit = kOpenSmall, .waiting = {}};
+    Kind large{.limit = kOpenLarge, .waiting = {}};
+    Kind& Of(const Transfer& transfer) { return transfer.length() <= kSmallBytes ? small : large; }
     bool Idle() const { return small.open + large.open == 0 && small.waiting.empty() && large.waiting.empty(); }
   };
 
-  static bool Small(const Transfer& transfer);
   // With the lock.
-  TransferPtr Next(Kind& kind, size_t limit);
+  TransferPtr Next(Kind& kind);
   void StopWaiting(const TransferPtr& transfer);
   void StartThread();
   void Run();
