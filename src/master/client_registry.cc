@@ -81,11 +81,16 @@ std::optional<uint32_t> ClientRegistry::Unregister(const Uuid& id) {
   return number;
 }
 
+ClientRegistry::Client* ClientRegistry::FindRegistered(const Uuid& id) {
+  const auto found = clients_.find(id);
+  return found == clients_.end() || found->second.must_register ? nullptr : &found->second;
+}
+
 bool ClientRegistry::Heartbeat(const protocol::HeartbeatRequest& request) {
   std::lock_guard lock(mutex_);
-  const auto found = clients_.find(request.client_id);
-  if (found == clients_.end() || found->second.must_register) return false;
-  Client& client = found->second;
+  Client* const found = FindRegistered(request.client_id);
+  if (found == nullptr) return false;
+  Client& client = *found;
   HeardFrom(client);
   client.draining = request.draining;
   TakeTiers(client, request.tiers);
@@ -105,9 +110,9 @@ void ClientRegistry::DescribeOthers(const Uuid& id, protocol::HeartbeatReply& re
 
 std::optional<ClientRegistry::Source> ClientRegistry::AcceptAnnounce(const Uuid& id, uint64_t sequence, bool& stale) {
   std::lock_guard lock(mutex_);
-  const auto found = clients_.find(id);
-  if (found == clients_.end() || found->second.must_register) return std::nullopt;
-  Client& client = found->second;
+  Client* const found = FindRegistered(id);
+  if (found == nullptr) return std::nullopt;
+  Client& client = *found;
   stale = sequence <= client.last_sequence;
   if (!stale) client.last_sequence = sequence;
   HeardFrom(client);
@@ -116,11 +121,10 @@ std::optional<ClientRegistry::Source> ClientRegistry::AcceptAnnounce(const Uuid&
 
 std::optional<ClientRegistry::Source> ClientRegistry::AcceptResyncDone(const Uuid& id, uint64_t sequence) {
   std::lock_guard lock(mutex_);
-  const auto found = clients_.find(id);
-  if (found == clients_.end() || found->second.must_register) return std::nullopt;
-  if (sequence <= found->second.registered_sequence) return std::nullopt;
-  HeardFrom(found->second);
-  return SourceOf(found->second);
+  Client* const found = FindRegistered(id);
+  if (found == nullptr || sequence <= found->registered_sequence) return std::nullopt;
+  HeardFrom(*found);
+  return SourceOf(*found);
 }
 
 ClientRegistry::Source ClientRegistry::SourceOf(const Client& client) const {

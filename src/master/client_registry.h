@@ -117,6 +117,7 @@ class ClientRegistry {
   bool Suspect(const Client& client) const { return clock_.Now() - client.last_seen >= options_.ttl; }
   bool Healthy(const Client& client) const { return !client.doubted && !client.must_register && !Suspect(client); }
   const Client* Find(uint32_t number) const;
+  Client* FindRegistered(const Uuid& id);  // null also for one that has to register again
   protocol::ClientAddress AddressOf(const Client& client) const {
     return {client.entry.id, client.entry.endpoint, client.host_id};
   }

@@ -24,9 +24,21 @@ KeyOwner OwnerOf(const KeyIndex::Claim& claim) {
   return {.size = claim.size, .client = claim.client, .epoch = claim.epoch, .type = static_cast<uint8_t>(claim.type)};
 }
 
+void WantAtLeast(KeySlot& slot, uint32_t wanted) {
+  slot.wanted = static_cast<uint16_t>(
+      std::min<uint32_t>(std::max<uint32_t>(slot.wanted, wanted), std::numeric_limits<uint16_t>::max()));
+}
+
 void SetContent(KeySlot& slot, const KeyIndex::Claim& claim) {
   slot.SetStamp(claim.stamp);
-  slot.wanted = static_cast<uint16_t>(std::clamp<uint32_t>(claim.wanted, 1, std::numeric_limits<uint16_t>::max()));
+  slot.wanted = 1;
+  WantAtLeast(slot, claim.wanted);
+}
+
+KeyIndex::Content ContentOf(const KeySlot& slot) {
+  KeyIndex::Content content{.stamp = slot.stamp(), .owners = {}};
+  for (size_t i = 0; i < slot.owner_count(); ++i) content.owners.push_back(slot.owner(i));
+  return content;
 }
 
 size_t CountOthers(const KeySlot& slot, uint32_t client, const KeyIndex::Counts& counts) {
@@ -87,8 +99,7 @@ KeyIndex::Verdict KeyIndex::Put(const KeyDigest& key, const Claim& claim, size_t
     return verdict;
   }
   if (known->stamp().none()) known->SetStamp(claim.stamp);
-  known->wanted = static_cast<uint16_t>(
-      std::min<uint32_t>(std::max<uint32_t>(known->wanted, claim.wanted), std::numeric_limits<uint16_t>::max()));
+  WantAtLeast(*known, claim.wanted);
   if (own) {
     known->owner(*own) = OwnerOf(claim);
     return {.accepted = true, .superseded = {}};
@@ -111,12 +122,8 @@ void KeyIndex::Remove(const KeyDigest& key, uint32_t client, uint16_t epoch) {
 KeyIndex::Content KeyIndex::Find(const KeyDigest& key) const {
   const Shard& shard = ShardOf(key);
   std::lock_guard lock(shard.mutex);
-  Content content;
-  if (const KeySlot* known = shard.keys.Find(key)) {
-    content.stamp = known->stamp();
-    for (size_t i = 0; i < known->owner_count(); ++i) content.owners.push_back(known->owner(i));
-  }
-  return content;
+  const KeySlot* known = shard.keys.Find(key);
+  return known == nullptr ? Content{} : ContentOf(*known);
 }
 
 void KeyIndex::DropOldestRemoval(Shard& shard) {
@@ -136,11 +143,9 @@ KeyIndex::Content KeyIndex::MarkRemoved(const KeyDigest& key, uint64_t hlc, Time
     shard.removals.push_back({key, hlc, now});
     if (shard.removals.size() > kMaxRemovalsPerShard) DropOldestRemoval(shard);
   }
-  Content content;
   KeySlot* known = shard.keys.Find(key);
-  if (known == nullptr) return content;
-  content.stamp = known->stamp();
-  for (size_t i = 0; i < known->owner_count(); ++i) content.owners.push_back(known->owner(i));
+  if (known == nullptr) return {};
+  Content content = ContentOf(*known);
   if (!content.stamp.none() && content.stamp.hlc > hlc) return content;
   for (size_t i = known->owner_count(); i-- > 0;) {
     if (!counts(known->owner(i).client)) known->RemoveOwner(i);
