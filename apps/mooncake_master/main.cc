@@ -83,10 +83,7 @@ mooncake::Result<mooncake::ElectionOptions> ElectionFromFlags() {
   auto parsed = ParseEtcdMembers(members);
   if (!parsed) return Annotate(parsed.error(), fmt::format("--etcd_endpoints '{}'", FLAGS_etcd_endpoints));
   election.etcd = std::move(*parsed);
-  election.cluster_id = FLAGS_cluster_id;
-  if (!daemon::IsSet("cluster_id")) {
-    if (auto cluster = env::Get(env::kStoreClusterId); cluster && !cluster->empty()) election.cluster_id = *cluster;
-  }
+  election.cluster_id = daemon::IsSet("cluster_id") ? FLAGS_cluster_id : protocol::ClusterIdOfEnvironment();
   if (election.cluster_id.empty()) return Error(ErrorCode::INVALID_PARAMS, "--cluster_id '': write a name");
   // 0.0.0.0 is nothing that clients could connect to: then it is the address that faces etcd.
   election.advertised_host = MC_TRY(ChooseListenAddress(FLAGS_rpc_address, election.etcd.front())).advertise;

@@ -1,8 +1,6 @@
 // Parsing master addresses and asking etcd.
 #include "client/master_locator.h"
 
-#include "common/env.h"
-
 namespace mooncake {
 namespace {
 
@@ -13,7 +11,7 @@ Result<MasterAddress> ParseUnnamed(std::string_view text) {
   MasterAddress address;
   if (text.starts_with(kEtcdScheme)) {
     address.etcd = MC_TRY(ParseEtcdMembers(text.substr(kEtcdScheme.size())));
-    if (auto cluster = env::Get(env::kStoreClusterId); cluster && !cluster->empty()) address.cluster_id = *cluster;
+    address.cluster_id = protocol::ClusterIdOfEnvironment();
     return address;
   }
   if (text.contains("://")) {
