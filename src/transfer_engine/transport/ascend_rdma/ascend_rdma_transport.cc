@@ -140,10 +140,7 @@ Result<void> AscendRdmaTransport::OpenLane(int32_t device_id) {
     runtime_ = std::move(runtime);
   }
   const bridge::Lane* const known = LaneOf(device_id);
-  if (!Online(device_id, known)) {
-    MC_TRY(CheckNotLost(*runtime_, device_id));
-    return Error(ErrorCode::DEVICE_NOT_FOUND, "NPU device {} is lost and out of use", device_id);
-  }
+  if (!Online(device_id, known)) return OutOfUse(device_id);
   if (known != nullptr) return {};
   MC_TRY(runtime_->OpenDevice(device_id));
   auto opened = MC_TRY(MakeLane(device_id, options_.ring_bytes, nullptr));
@@ -202,10 +199,8 @@ Result<bridge::Lane*> AscendRdmaTransport::OpenTargetLane(int32_t device_id) {
   std::lock_guard one(opening_);
   if (bridge::Lane* const open = LaneIn(target_lanes_, device_id)) return open;
   // Not without the device's own: that was opened when its memory was registered.
-  if (const bridge::Lane* const own = LaneOf(device_id); own == nullptr || !Online(device_id, own)) {
-    MC_TRY(CheckNotLost(*runtime_, device_id));
-    return Error(ErrorCode::DEVICE_NOT_FOUND, "NPU device {} is lost and out of use", device_id);
-  }
+  const bridge::Lane* const own = LaneOf(device_id);
+  if (own == nullptr || !Online(device_id, own)) return OutOfUse(device_id);
   auto opened = MC_TRY(MakeLane(device_id, options_.target_ring_bytes, regions_));
   log::Info("NPU device {}: peers reach its memory through {} B of host memory", device_id, options_.target_ring_bytes);
   std::lock_guard lock(mutex_);
@@ -216,6 +211,12 @@ bridge::Lane* AscendRdmaTransport::LaneIn(const Lanes& lanes, int32_t device_id)
   std::shared_lock lock(mutex_);
   const auto lane = lanes.find(device_id);
   return lane == lanes.end() ? nullptr : lane->second.get();  // stays until the transport ends
+}
+
+std::unexpected<Status> AscendRdmaTransport::OutOfUse(int32_t device_id) const {
+  auto lost = CheckNotLost(*runtime_, device_id);
+  if (!lost) return std::unexpected(std::move(lost).error());
+  return Error(ErrorCode::DEVICE_NOT_FOUND, "NPU device {} is lost and out of use", device_id);
 }
 
 // Without a lane: as far as the runtime knows.

@@ -100,6 +100,8 @@ class AscendRdmaTransport final : public Transport {
   bridge::Lane* LaneIn(const Lanes& lanes, int32_t device_id) const;
   void CountLane(int32_t device_id, const bridge::Lane& lane, const char* role);
   bool Online(int32_t device_id, const bridge::Lane* lane) const;
+  // The error of one that is not online.
+  std::unexpected<Status> OutOfUse(int32_t device_id) const;
   Transport* WireFor(const bridge::Lane& lane, const SegmentDescriptor& target, const SegmentRegion& region) const;
 
   const RuntimeSource source_;
