@@ -1,5 +1,4 @@
 // NPU memory of this process and peers that only host transports reach: what the engine chooses, and what it leaves.
-#include <cstdlib>
 #include <sstream>
 
 #include "device/acl/test_emulator_probe.h"
@@ -8,18 +7,6 @@
 
 namespace mooncake::transfer_test {
 namespace {
-
-// Environment of engines that open meanwhile.
-class ScopedVariable {
- public:
-  ScopedVariable(const char* name, const std::string& value) : name_(name) { setenv(name, value.c_str(), 1); }
-  ~ScopedVariable() { unsetenv(name_); }
-  ScopedVariable(const ScopedVariable&) = delete;
-  ScopedVariable& operator=(const ScopedVariable&) = delete;
-
- private:
-  const char* name_;
-};
 
 // What of a device can be left over.
 struct Belongings {
@@ -148,21 +135,7 @@ TEST_P(TransferBridge, AnyRingCarriesAnySize) {
     const ScopedVariable bytes("MC_NPU_BRIDGE_RING", ring);
     ASSERT_NO_FATAL_FAILURE(OpenBoth(OneNearDevice(), OneFarDevice()));
     ExpectRoundTrip(MakeFarMemory(kMiB), 1);
-    const FarMemory far = MakeFarMemory(9 * kMiB);
-    NearMemory near = MakeNearMemory(9 * kMiB);
-    Fill(near.bytes(), 2);
-    far.Fill(3, 6 * kMiB, 3 * kMiB);
-    // Both directions, large and small, want the same few slots.
-    std::vector<TransferRequest> requests = {Write(near, 0, far, 0, 5 * kMiB),
-                                             Read(near, 6 * kMiB, far, 6 * kMiB, 2 * kMiB)};
-    for (size_t i = 0; i < 256; ++i) {
-      requests.push_back(Write(near, 5 * kMiB + i * 100, far, 5 * kMiB + i * 100, 100));
-      requests.push_back(Read(near, 8 * kMiB + i * 100, far, 8 * kMiB + i * 100, 100));
-    }
-    EXPECT_COMPLETED(Run(requests));
-    far.Expect(2, 0, 5 * kMiB + 25600);
-    EXPECT_OK(Check(near.bytes().subspan(6 * kMiB, 2 * kMiB), 3, 6 * kMiB));
-    EXPECT_OK(Check(near.bytes().subspan(8 * kMiB, 25600), 3, 8 * kMiB));
+    ExpectMixedTraffic(256);
   }
 }
 

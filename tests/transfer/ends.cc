@@ -211,4 +211,21 @@ void EndsTest::ExpectRoundTrip(const FarMemory& far, uint64_t seed) {
   EXPECT_OK(Check(memory.bytes(), seed));
 }
 
+void EndsTest::ExpectMixedTraffic(size_t small) {
+  const FarMemory far = MakeFarMemory(9 * kMiB);
+  NearMemory near = MakeNearMemory(9 * kMiB);
+  Fill(near.bytes(), 2);
+  far.Fill(3, 6 * kMiB, 3 * kMiB);
+  std::vector<TransferRequest> requests = {Write(near, 0, far, 0, 5 * kMiB),
+                                           Read(near, 6 * kMiB, far, 6 * kMiB, 2 * kMiB)};
+  for (size_t i = 0; i < small; ++i) {
+    requests.push_back(Write(near, 5 * kMiB + i * 100, far, 5 * kMiB + i * 100, 100));
+    requests.push_back(Read(near, 8 * kMiB + i * 100, far, 8 * kMiB + i * 100, 100));
+  }
+  EXPECT_COMPLETED(Run(requests));
+  far.Expect(2, 0, 5 * kMiB + small * 100);
+  EXPECT_OK(Check(near.bytes().subspan(6 * kMiB, 2 * kMiB), 3, 6 * kMiB));
+  EXPECT_OK(Check(near.bytes().subspan(8 * kMiB, small * 100), 3, 8 * kMiB));
+}
+
 }  // namespace mooncake::transfer_test

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <memory>
 #include <random>
 #include <span>
@@ -15,6 +16,18 @@
 #include "transfer_engine/transfer_engine.h"
 
 namespace mooncake::transfer_test {
+
+// Environment of engines that open meanwhile.
+class ScopedVariable {
+ public:
+  ScopedVariable(const char* name, const std::string& value) : name_(name) { setenv(name, value.c_str(), 1); }
+  ~ScopedVariable() { unsetenv(name_); }
+  ScopedVariable(const ScopedVariable&) = delete;
+  ScopedVariable& operator=(const ScopedVariable&) = delete;
+
+ private:
+  const char* name_;
+};
 
 // Registered memory at the far end.
 class FarMemory {
@@ -120,6 +133,8 @@ class EndsTest : public ::testing::TestWithParam<std::string> {
   // The ends of its tasks; frees it.
   std::vector<TransferStatus> EndEach(BatchId batch, size_t tasks);
   void ExpectRoundTrip(const FarMemory& far, uint64_t seed);
+  // Both directions, two large requests and `small` small ones each way, all at once.
+  void ExpectMixedTraffic(size_t small);
 
   std::mt19937_64 random_;
   Duration near_timeout_ = std::chrono::seconds(100);  // of what near_ does without a deadline; for OpenBoth

@@ -1,5 +1,4 @@
 // NPU memory of the far end as a target: what the engine chooses, and what becomes of the slots that it is reached by.
-#include <cstdlib>
 #include <sstream>
 #include <thread>
 
@@ -51,9 +50,8 @@ TEST_P(TransferStaged, ChoiceIsExplained) {
 }
 
 TEST_P(TransferStaged, OwnerThatLendsNothingIsNamedInTheError) {
-  setenv("MC_NPU_BRIDGE_TARGET_RING", "0", 1);
+  const ScopedVariable lent("MC_NPU_BRIDGE_TARGET_RING", "0");
   auto opened = FarEnd::Start(wire(), 0, OneFarDevice());
-  unsetenv("MC_NPU_BRIDGE_TARGET_RING");
   ASSERT_OK(opened);
   far_ = std::move(*opened);
   const auto target = near_->OpenSegment(far_->ports().name, Soon());
@@ -143,28 +141,11 @@ TEST_P(TransferStaged, ErrorsOfTheOwnersNpuReachTheInitiator) {
 TEST_P(TransferStaged, AnyRingCarriesAnySize) {
   for (const char* const ring : {"64KB", "1MB"}) {
     SCOPED_TRACE(ring);
-    setenv("MC_NPU_BRIDGE_SLOT", "64KB", 1);
-    setenv("MC_NPU_BRIDGE_RING", "192KB", 1);
-    setenv("MC_NPU_BRIDGE_TARGET_RING", ring, 1);
-    OpenBoth(OneNearDevice(), OneFarDevice());
-    for (const char* const name : {"MC_NPU_BRIDGE_SLOT", "MC_NPU_BRIDGE_RING", "MC_NPU_BRIDGE_TARGET_RING"}) {
-      unsetenv(name);
-    }
-    ASSERT_FALSE(HasFatalFailure());
-    const FarMemory far = MakeFarMemory(9 * kMiB);
-    NearMemory near = MakeNearMemory(9 * kMiB);
-    Fill(near.bytes(), 2);
-    far.Fill(3, 6 * kMiB, 3 * kMiB);
-    std::vector<TransferRequest> requests = {Write(near, 0, far, 0, 5 * kMiB),
-                                             Read(near, 6 * kMiB, far, 6 * kMiB, 2 * kMiB)};
-    for (size_t i = 0; i < 128; ++i) {
-      requests.push_back(Write(near, 5 * kMiB + i * 100, far, 5 * kMiB + i * 100, 100));
-      requests.push_back(Read(near, 8 * kMiB + i * 100, far, 8 * kMiB + i * 100, 100));
-    }
-    EXPECT_COMPLETED(Run(requests));
-    far.Expect(2, 0, 5 * kMiB + 12800);
-    EXPECT_OK(Check(near.bytes().subspan(6 * kMiB, 2 * kMiB), 3, 6 * kMiB));
-    EXPECT_OK(Check(near.bytes().subspan(8 * kMiB, 12800), 3, 8 * kMiB));
+    const ScopedVariable slots("MC_NPU_BRIDGE_SLOT", "64KB");
+    const ScopedVariable own("MC_NPU_BRIDGE_RING", "192KB");
+    const ScopedVariable lent("MC_NPU_BRIDGE_TARGET_RING", ring);
+    ASSERT_NO_FATAL_FAILURE(OpenBoth(OneNearDevice(), OneFarDevice()));
+    ExpectMixedTraffic(128);
   }
 }
 
